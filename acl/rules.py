@@ -33,7 +33,7 @@ it."""
 
 OVER_NATS = "(nats)"
 """The principal of all clients that send requests over NATS, because NATS does not identify them.
-The section `nats` lists its permissions. It is not a valid name in an ACL file."""
+The section `nats` lists its permissions. The ACL file cannot use this name."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _CONSUMER_PATTERN = re.compile(r"[^\s.>/\\\x00-\x20\x7f]{1,255}")

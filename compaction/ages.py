@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 TOLERANCE_NS = 60 * 1_000_000_000
-"""In ns. Timestamps may be up to 60 s ahead of the present time, because the clocks of machines
-differ slightly."""
+"""Timestamps may be up to this time (60 s, in ns) ahead of the present time, because the clocks of
+machines differ slightly."""
 FIRST_CREDIBLE_NS = 1_577_836_800_000_000_000  # 2020-01-01
 """The time 2020-01-01, in ns since 1970. A clock with an earlier time was never set."""
 

@@ -234,8 +234,8 @@ of the search."""
 class KeyMap:
     """Maps each key to its newest offset. Not thread-safe.
 
-    `memory_bytes` limits the map itself; during a call it needs up to about 4 MiB more. An empty
-    map accepts at least one record, even with a long key, so that every pass makes progress.
+    `memory_bytes` limits the map itself; during a call the map needs up to about 4 MiB more. An
+    empty map accepts at least one record, even with a long key, so that every pass makes progress.
     """
 
     def __init__(self, memory_bytes: int, *, hash_words: HashWords | None = None) -> None:

@@ -4,8 +4,8 @@ A pass maps the keys of the *dirty* part (from `cleaned_below` on) and applies t
 older segment. After the pass, each key occurs only once below the end of the pass. A pass is due
 when
 
-    dirty ratio         enough of what could be compacted has not been compacted yet
-    max_lag             the oldest record that was never compacted is older than this
+    dirty ratio         a large enough part of the compactable data has not been compacted yet
+    max_lag             the oldest record that was never compacted is older than max_lag
     expired tombstones  the retention of tombstones in a clean segment has passed
     on demand           an operator requested a pass, and something can be compacted
 

@@ -89,7 +89,7 @@ def decode_known(data: bytes, tags: KnownTags, fields: list[Any]) -> bool:
 
 
 def decode(data: bytes, table: Table) -> dict[str, Any] | None:
-    """Return the fields in the message, by name; None if it is malformed.
+    """Return the fields in the message, by name; None if the message is malformed.
 
     Fields that the table does not name, or that have another wire type, are skipped. If a field
     is repeated, the last one counts.

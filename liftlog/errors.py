@@ -543,7 +543,7 @@ class ConnectionLost(LiftlogError):
     """The client has no connection to the daemon, or lost the connection before an answer arrived.
 
     Check the address and the daemon. If `undecided` is true, the call may have taken effect. Check
-    this before you repeat the call.
+    its effect before you repeat the call.
     """
 
     name = "CONNECTION_LOST"

@@ -37,8 +37,8 @@ def connect(
     """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
 
     `address` may name several nodes of a cluster, separated by commas. One reachable node is
-    enough. From this node the client gets the address of each stream's leader. It connects to the
-    leader, also after a change of the leader.
+    enough. From this node the client gets the address of each stream's leader. The client connects
+    to the leader, also after a change of the leader.
 
     The client sends `token` only if the daemon asks for a token. Without TLS anyone on the network
     path can read the token. In this case the client logs a warning, unless the address is on this

@@ -397,7 +397,7 @@ class Publisher:
 
     def _explain(self, failure: PublishUnknown, delivery: Delivery) -> None:
         """If NATS has reported a reason, add the reason to the failure. NATS drops a message that
-        the client may not publish, and reports this only as an error on the connection."""
+        the client may not publish, and reports the drop only as an error on the connection."""
         if delivery.first_sent is not None:
             error = self._link.error_since(delivery.first_sent)
             if error is not None:

@@ -1,10 +1,10 @@
 """Decides from the clocks of all nodes whether this node may delete records because of their age.
 
 A leader with a clock that is ahead deletes records too early, and its followers delete the same
-records. Therefore a node does not delete records because of their age while its clock differs from
-the clocks of most nodes. If no majority agrees (for example two nodes with different clocks), the
-nodes cannot determine which clock is wrong. In that case only the node that is ahead stops
-deleting, because a node with a clock that is behind deletes late, never early.
+records. Therefore a node deletes no records by age while its clock differs from the clocks of most
+nodes. If no majority agrees (for example two nodes with different clocks), the nodes cannot
+determine which clock is wrong. In that case only the node that is ahead stops deleting, because a
+node with a clock that is behind deletes late, never early.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ OWN = Offset(0.0, 0.0)
 class Verdict:
     """Result of the comparison of this node's clock with the others.
 
-    `reason` says why this node must not delete records because of their age; empty if the node may
-    delete such records. The clock is `confirmed` if it agrees with the clocks of most nodes. Nodes
-    that doubt their own clock do not count.
+    `reason` says why this node must delete no records by age; empty if the node may delete records
+    by age. The clock is `confirmed` if it agrees with the clocks of most nodes. Nodes that doubt
+    their own clock do not count.
     """
 
     reason: str = ""

@@ -185,9 +185,9 @@ class Elections:
     def renewed(self, deadline: float, now: float) -> None:
         """Record the new `deadline` of this node's session after a renewal.
 
-        A renewal that took long means that the store was unreachable, and that other sessions may
-        have ended only because of that. In this case no session counts as ended until every node
-        has had time to renew its session.
+        If a renewal took long, the store was unreachable for a while, and other sessions may have
+        ended only for this reason. In this case no session counts as ended until every node has had
+        time to renew its session.
         """
         if deadline > self._deadline:
             if deadline - self._deadline > self._patience.session / 2:
@@ -299,8 +299,8 @@ class Elections:
         is_attached: bool,
         stalled: Iterable[tuple[StreamMetadata, float]] = (),
     ) -> list[Yield]:
-        """Return the streams that this node leads but cannot serve, each group with the peer to ask
-        for a takeover.
+        """Return the streams that this node leads but cannot serve, in groups, each with the peer
+        to ask for a takeover.
 
         A node cannot serve its streams in three cases: it has had no connection to NATS for a while
         (`is_attached`); it cannot reach the store, and acks of a stream wait for a change of its
@@ -344,7 +344,7 @@ class Elections:
         self, record: StreamMetadata, asker: str, now: float, *, is_attached: bool, detached: bool
     ) -> Elect | None:
         """Return an election to commit if this node should take over the stream from its leader
-        `asker`, which has requested this; None otherwise.
+        `asker`, which has requested the takeover; None otherwise.
 
         The leader's own request is sufficient to depose it. But this node must be able to serve the
         stream better than the leader.

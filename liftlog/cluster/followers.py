@@ -27,7 +27,7 @@ class FetchRequest:
     """Version of the side state that the follower has stored."""
     mark: Mark | None = None
     """Mark of the stream's record that the follower has stored durably; None if the follower's
-    version of liftlog does not send a mark; the confirmations of such a follower count, too."""
+    version of liftlog does not send a mark. The confirmations of such a follower count, too."""
     leader_mark: Mark | None = None
     """The version of the metadata record that this leader sent last, and the checksum of this
     version in the follower's history (0 if the history lacks the version); None if the node does
@@ -44,7 +44,7 @@ class Kind(enum.Enum):
     PARK = "park"
     """The log has nothing new: keep the request until `written` or `untold` names the follower."""
     DIVERGING = "diverging"
-    """Answer with `epoch` and `end`: the logs agree at most up to there."""
+    """Answer with `epoch` and `end`: the logs agree at most up to `end`."""
     FENCED_EPOCH = "fenced epoch"
     """The follower has an older epoch than the leader, or has restarted since it sent the
     request."""

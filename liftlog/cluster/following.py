@@ -298,8 +298,9 @@ class Follower:
         return Append() if answer.has_content else None
 
     def _may_keep_deleted_keys(self, answer: Answer) -> bool:
-        """Return True if this log may hold keys that were deleted: it may lack a tombstone that
-        this leader has removed, or that the leader at the beginning of the copy had removed.
+        """Return True if this log may hold keys that were deleted, because it may lack the
+        tombstone of the deletion. Either this leader has removed the tombstone, or the leader from
+        which the copy began had removed it.
 
         A copy that comes completely from one leader, beginning with the leader's first record,
         needs no tombstone that this leader had already removed, because the leader had also removed

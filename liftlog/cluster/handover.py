@@ -148,8 +148,8 @@ class Giver:
     @property
     def is_noting(self) -> bool:
         """True if `received` must be called for each message. The giver must record every message
-        that the taker gets. It may begin a little too early, because additional messages do no
-        harm."""
+        that the taker gets. The giver may begin a little too early, because additional messages do
+        no harm."""
         return not self.offer.is_shared and self.step in (
             Step.SUBSCRIBE,
             Step.SPREAD,
@@ -285,8 +285,8 @@ class Taker(Generic[T]):
         """Record the giver's report of the messages that it has received since this node
         subscribed.
 
-        The giver's log ends at `end` and is committed up to there. Sets `problem` if this node
-        cannot take over.
+        The giver's log ends at `end`, and all its records are committed. Sets `problem` if this
+        node cannot take over.
         """
         if key != self.offer.key:
             self.broken("this is another handover")

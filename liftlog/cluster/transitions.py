@@ -484,7 +484,8 @@ def _can_complete(record: StreamMetadata) -> bool:
 
 
 def _moved(record: StreamMetadata, replicas: tuple[str, ...]) -> StreamMetadata:
-    """Keep only `replicas`. If the leader leaves, the first one that is in sync follows it.
+    """Keep only `replicas`. If the leader leaves, the first replica that is in sync becomes the
+    leader.
 
     Nodes that leave keep their entry in `starts` until they have removed their copies.
     """

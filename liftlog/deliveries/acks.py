@@ -86,8 +86,9 @@ class Acks:
         has the first ack of every message, the second part the second ack, and so on. Each part
         keeps the order of the chunk.
 
-        Also returns the acks that have no effect: all but the first MAX_ROUNDS acks of a message.
-        The first ACK or TERM among these acks still has an effect, and is put into a last part.
+        At most the first MAX_ROUNDS acks of a message are divided in this way. Of its other acks,
+        only the first ACK or TERM still has an effect, and is put into a last part. Also returns
+        the acks that have no effect.
         """
         order = np.argsort(self.offsets, kind="stable")
         offsets = self.offsets[order]

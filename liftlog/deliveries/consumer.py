@@ -169,8 +169,8 @@ class Consumer:
         """Deliver records for the first time. `num_pending` is the number of matching records from
         `scan.start` on.
 
-        Ignores a scan that begins above `next_offset`. The caller must drop a scan if the log was
-        truncated or the filters were changed after it.
+        Ignores a scan that begins above `next_offset` or ends below it. The caller must drop a scan
+        if the log was truncated or the filters were changed after the scan.
         """
         state = self.state
         if scan.start > state.next_offset or scan.end < state.next_offset:

@@ -97,7 +97,7 @@ class Ending(IntEnum):
 class Turn:
     """The outcome of the events since the last turn. The daemon writes the delta first, and then
     carries out the instructions in order. `is_lazy` is true if the delta only changes waiting
-    pulls: the daemon may then delay it, and write it immediately before the next delta.
+    pulls: the daemon may then delay the delta, and write it immediately before the next one.
     """
 
     instructions: tuple[Instruction, ...]

@@ -84,9 +84,9 @@ class Coordinator:
     """Decides about all requests of groups. Times are seconds of any monotonic clock."""
 
     most_work = 65_536
-    """Maximum work of one flight, as a number of slots and members to examine; takes roughly 10 ms.
-    Without this limit, a few clients with groups of the largest size could block the daemon for a
-    second."""
+    """Maximum work of one flight, as a number of slots and members to examine; such a flight takes
+    roughly 10 ms. Without this limit, a few clients with groups of the largest size could block the
+    daemon for a second."""
 
     def __init__(
         self,

@@ -308,9 +308,9 @@ class Log:
         reading.quarantine_damage(self._state, first_offset, next_offset)
 
     def offset_of_record(self, segment: Segment, number: int) -> int:
-        """Return the offset of record `number` (from 0) of a segment. Holes count as no records. If
-        damage prevents an exact count, the result is a lower offset. Reads batch headers. Raises
-        StorageError."""
+        """Return the offset of record `number` (from 0) of a segment. Offsets without a record do
+        not count. If damage prevents an exact count, the result is a lower offset. Reads batch
+        headers. Raises StorageError."""
         return self._counts.offset_of(segment, number, self._state.view.damaged(segment))
 
     def load_index(self, segment: Segment) -> None:

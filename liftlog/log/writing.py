@@ -263,7 +263,7 @@ class LogWriter:
         """Record, durably, that acks may be sent before their records are durable.
 
         With a durability below fsync, call this method before each append. Does nothing if the
-        manifest already contains this. Raises StorageError, DiskFull.
+        manifest already contains this mark. Raises StorageError, DiskFull.
         """
         state = self.state
         if state.view.manifest.acks_before_sync:

@@ -120,7 +120,7 @@ class Fetch(Message):
     Exactly one of `start` (an offset, "earliest" or "latest") and `timestamp_ns` is set. With a
     filter or columns the server encodes new batches for the answer. For `filter_slots` (the slots
     of a member of a group with `slot_count` slots) and for `optional_subjects`, the server encodes
-    new batches only if this makes the answer much smaller. A copy whose high watermark is below
+    new batches only if they make the answer much smaller. A copy whose high watermark is below
     `at_least` does not answer.
     """
 

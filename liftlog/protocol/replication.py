@@ -62,10 +62,10 @@ class Replicate(Message):
     contained bytes that fail their checksum. `record` has the version and the checksum of the
     stream's record that the node has stored durably. `leader_record` has the version that the
     leader sent last, and the checksum of that version in the node's history of the record; each is
-    0 if it is not known. `full` is True if the last answer was not stored because the disk is full.
-    `old_consumers` is True if the node has states of consumers with acks that may differ from this
-    leader's; `old_consumers` is None if the node's version of liftlog does not support consumers
-    with acks.
+    0 if it is not known. `full` is True if the last answer could not be stored, because the disk is
+    full. `old_consumers` is True if the node has states of consumers with acks that may differ from
+    this leader's; `old_consumers` is None if the node's version of liftlog does not support
+    consumers with acks.
     """
 
     KIND: ClassVar[str] = "replicate"

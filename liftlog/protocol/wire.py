@@ -112,7 +112,7 @@ class _MessageClass(type):
     """Makes a class with slots of the fields that its body declares.
 
     For type checkers a message is a frozen dataclass. But `dataclass` compiles six methods for each
-    class: for all messages, this took half the time of importing the client.
+    class: for all messages, the compilation took half the time of importing the client.
     """
 
     def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _MessageClass:
@@ -191,7 +191,7 @@ class Message(metaclass=_MessageClass):
 
     @property
     def is_repeatable(self) -> bool:
-        """True if the request may be sent again after a lost connection. By default this is
+        """True if the request may be sent again after a lost connection. The default is
         `REPEATABLE`. Subclasses override the property if the answer depends on fields."""
         return self.REPEATABLE
 

@@ -36,7 +36,7 @@ def project_batch(batch: RecordBatch, columns: Set[str]) -> bytearray:
 
     Other columns are empty as in `Selection.project`. The batch must have records and a verified
     body. The function does not check that ends ascend and that subject ids are in the dictionary,
-    because the reader checks this. Raises CorruptBatch if the columns do not lie inside the batch.
+    because the reader checks both. Raises CorruptBatch if the columns do not lie inside the batch.
     """
     raw, header = batch.raw, batch.header
     layout, given, count = find_layout(raw, header), header.attributes, header.record_count

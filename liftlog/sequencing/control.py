@@ -74,8 +74,8 @@ NO_CONTROL = Control()
 
 
 def may_control(block: bytes) -> bool:
-    """Return False if `parse_control` would certainly find no request in this block. A fast test
-    that suffices for most messages. Names are case-sensitive, as in nats-server."""
+    """Return False if `parse_control` would certainly find no request in this block. The test is
+    fast, and suffices for most messages. Names are case-sensitive, as in nats-server."""
     return b"Nats-" in block or b"Liftlog-" in block
 
 

@@ -26,12 +26,12 @@ minutes to open, and the daemon has to answer probes all the same."""
 
 
 class LateHttp:
-    """The HTTP port of a daemon. Its address is bound at once, so that a port that is in use stops
-    the start; its server follows later."""
+    """The HTTP port of a daemon. The address is bound at once, so that the start fails if another
+    process uses the port. The server is created later."""
 
     def __init__(self, make: Callable[[], HttpServer]) -> None:
-        """`make` creates the server. It may import the server's modules, which are loaded before
-        the call."""
+        """`make` creates the server. `make` may import the server's modules, which are loaded
+        before the call."""
         self._make = make
         self._port: HttpPort | None = None
         self._server: HttpServer | None = None

@@ -1,8 +1,9 @@
 """Reads batches from segment files, in a stream's directory or a copy of it. No daemon is needed.
 
 Only sealed segments are read: the records of the active segment are not included. Each step of a
-read loads the manifest again, so it finds files with which compaction has replaced others. A file
-that is open stays readable until it is closed, even if retention or compaction has deleted it.
+read loads the manifest again, so the read finds the files by which compaction has replaced other
+files. A file that is open stays readable until it is closed, even if retention or compaction has
+deleted it.
 """
 
 from __future__ import annotations

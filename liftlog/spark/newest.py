@@ -59,9 +59,9 @@ def newest_of_each(keys: Sequence[pa.Array], offsets: Offsets | None = None) -> 
 class HeldRecords:
     """Holds records until all keys of the range are known.
 
-    `places` are the positions of the records that count. If it is None, all records count. Small
-    records are held as rows. Larger records are held in their batches, and compressed batches stay
-    compressed.
+    `places` are the positions of the records that count. If `places` is None, all records count.
+    Small records are held as rows. Larger records are held in their batches, and compressed batches
+    stay compressed.
     """
 
     def __init__(

@@ -136,8 +136,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def _check_history(self, state: StreamState, offset: int, epoch: int) -> None:
-        """Check that the log still has the records before the position: it may have lost its end
-        and then have grown beyond the position. Raises LiftlogError otherwise."""
+        """Check that the log still has the records before the position. The log may have lost its
+        end, and may then have grown beyond the position. Raises LiftlogError otherwise."""
         assert self._transport is not None
         try:
             self._transport.check_history(offset, epoch)

@@ -189,7 +189,7 @@ _GROUP_EVENTS = {
     "dead-letter": "offset {2} of {1} becomes a dead letter after {3} attempt(s): {4}",
 }
 _BLIP_SECONDS = 0.15
-"""In seconds. If the client reconnects within this time, the lost connection is not reported. A
+"""If the client reconnects within this time (in seconds), the lost connection is not reported. A
 member of a group has several connections, and detects the loss of an idle connection only when it
 needs this connection."""
 _TELL_AGAIN_SECONDS = 30.0

@@ -250,7 +250,7 @@ class Client(Calls):
         - `batch`, `max_bytes`: largest number of messages, and approximate number of bytes, that
           are delivered together.
         - `prefetch`: request the next batch while the caller processes a batch. The messages of
-          both batches count as delivered, so the ack wait of both runs.
+          both batches count as delivered, so the ack wait has begun for all of them.
         - `create`: create the consumer, with the settings in `options`, if it does not exist; see
           `create_consumer`. With False, a missing consumer is an error.
 

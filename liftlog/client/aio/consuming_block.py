@@ -43,8 +43,8 @@ class ConsumingBlock(ABC, Generic[Batch]):
 
 
 class Batches(Generic[Batch]):
-    """Iterates over the batches of a consumer; `batches` returns it. It is not a generator, because
-    a generator ends with the first exception that passes through it."""
+    """Iterates over the batches of a consumer, as the result of `batches`. It is not a generator,
+    because a generator ends with the first exception that passes through it."""
 
     def __init__(self, consumer: ConsumingBlock[Batch]) -> None:
         self._consumer = consumer

@@ -86,8 +86,8 @@ class Link(BaseLink):
         """Wait until `ahead` may have a batch, and return True; return False at the deadline (by
         time.monotonic).
 
-        The waiting task receives the bytes, not the event loop. So with many connections each task
-        examines its bytes right after it has received them, while they are in the processor's
+        The waiting task, and not the event loop, receives the bytes. So with many connections each
+        task examines its bytes right after it has received them, while they are in the processor's
         cache. If the task is cancelled before it receives, no bytes are lost: the loop reports the
         socket as readable again.
         """

@@ -117,7 +117,7 @@ class Session:
     async def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
         """Resume an interrupted read as soon as there is a connection.
 
-        Raises ConnectionLost if there is no connection for too long; the caller can call this
+        Raises ConnectionLost if there is no connection for too long; the caller can call the method
         again.
         """
         interruption = ahead.interruption

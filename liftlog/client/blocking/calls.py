@@ -146,9 +146,9 @@ class SyncCalls(SyncConsumerCalls):
     def elect_leader(
         self, stream: str, node: str | None = None, *, lost: Sequence[str] = ()
     ) -> str:
-        """Make `node` the leader of a replicated stream. By default this is the stream's first
-        replica. Publishers and consumers are not interrupted. Returns the name of the new leader
-        when it leads.
+        """Make `node` the leader of a replicated stream. The default of `node` is the stream's
+        first replica. Publishers and consumers are not interrupted. Returns the name of the new
+        leader when it leads.
 
         Use `lost` for a stream that has no leader because all its complete copies are lost for
         good. `lost` names the nodes that had these copies. Then `node` is required, and this node

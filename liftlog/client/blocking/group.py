@@ -311,8 +311,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
 
     def close(self) -> None:
         """Stop reading, and commit. A member with a chosen name keeps its slots until its session
-        ends. So a process that joins under this name before that gets the same slots. A member with
-        a random name leaves the group.
+        ends. So if a process joins under this name before the session ends, the process gets the
+        same slots. A member with a random name leaves the group.
 
         The last returned record or batch does not count as processed, unless `commit` was called
         after it.

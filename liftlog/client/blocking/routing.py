@@ -244,7 +244,7 @@ class SyncReadRoute:
     def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
         """Resume an interrupted read as soon as there is a connection to the right node.
 
-        Raises ConnectionLost if there is no connection for too long; the caller can call this
+        Raises ConnectionLost if there is no connection for too long; the caller can call the method
         again.
         """
         interruption = ahead.interruption

@@ -15,8 +15,8 @@ Before damage is reported, the client asks the daemon about it. If the header of
 only the daemon's index shows where the batch ends. If the body is damaged, the daemon may not have
 found the damage yet, because it sends batches without checking them. At the client's request, the
 daemon examines the records, and quarantines damaged records or repairs them from another replica.
-Then the read starts again at that offset. The daemon answers with the exact range of the damage, or
-with good records if the range was repaired or only the transfer failed.
+Then the read starts again at the offset of the damage. The daemon answers with the exact range of
+the damage, or with good records if the range was repaired or only the transfer failed.
 
 A lost connection interrupts a read and does not end it. The caller reconnects and calls `resume`;
 the read then continues after the last batch that it returned. The fetches contain the incarnation

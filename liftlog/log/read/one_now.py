@@ -26,7 +26,7 @@ _START_BYTES = 72
 
 def read_one_now(view: ReadView, environment: LogEnvironment, offset: int) -> Record | None:
     """Return the record at `offset`. Returns None if the record does not exist or is not in memory;
-    only a read that may wait for the disk can tell which."""
+    only a read that may wait for the disk distinguishes the two cases."""
     if not view.manifest.log_start_offset <= offset < view.committed.offset:
         return None
     i = bisect_right(view.segments, offset, key=lambda segment: segment.base_offset) - 1

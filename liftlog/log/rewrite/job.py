@@ -196,7 +196,7 @@ class CompactResult(_CrossesProcesses):
     `apply_compaction` applies `swaps` in order: `tombstones_removed_below` together with the first
     swap, and `cleaned_below` and `horizons` with or after the last swap.
 
-    `horizons` maps the file name of each segment that is not rewritten to its delete_horizon_ns;
+    `horizons` contains the delete_horizon_ns of each segment that is not rewritten, by file name;
     None if the segment has no tombstone left. `complete` is false if the memory was used up before
     `dirty_end`. In this case another pass continues from `cleaned_below`. `records_in` and
     `bytes_in` count the examined segments before the pass, `records_out` and `bytes_out` after it.

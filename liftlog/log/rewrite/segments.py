@@ -156,7 +156,7 @@ class SegmentWriter:
         self._reset()
 
     def write(self, raw: Buffer, header: BatchHeader) -> None:
-        """Add a batch. `raw` must not change until the next one is added."""
+        """Add a batch. `raw` must not change until the next batch is added."""
         if header.base_offset != self.next_offset:
             raise ValueError(f"batch at offset {header.base_offset}, expected {self.next_offset}")
         if self._file is None:

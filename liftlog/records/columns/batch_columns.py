@@ -125,7 +125,7 @@ def encode_columns(
 
     Omits columns without information (no key, no header, no tombstone, no hole, equal timestamps),
     and subjects that no record has. Raises ValueError if the records do not fit into one batch;
-    `can_share_batch` checks this for their timestamps.
+    `can_share_batch` checks their timestamps.
     """
     count = len(columns)
     if count > MAX_BATCH_RECORDS:

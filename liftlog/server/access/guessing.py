@@ -6,8 +6,9 @@ There are three limits, each a bucket that fills up again with time:
     place                 against one client that tries many names
     principal             against guesses for one principal from many places
 
-After a principal has logged in from a place, only the first limit applies to it there. Otherwise an
-attacker could use the other two limits to lock out clients that have the right token.
+After a principal has logged in from a place, only the first limit applies to this principal at this
+place. Otherwise an attacker could use the other two limits to lock out clients that have the right
+token.
 """
 
 from __future__ import annotations

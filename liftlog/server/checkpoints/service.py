@@ -78,7 +78,7 @@ class Change:
     told: Told
     expected: int | None = None
     only_if: Stored | None = None
-    """Apply the change only if the stored checkpoint is exactly this one."""
+    """Apply the change only if the stored checkpoint equals this checkpoint."""
 
     @property
     def owner(self) -> str:

@@ -161,7 +161,7 @@ def _of_stream(
     stream: str,
 ) -> Iterator[str]:
     """Yield, in order, the consumers of a stream that come after the key `after`. With `consumer`,
-    yield at most this one."""
+    yield at most this consumer."""
     consumers = consumers_of.get(stream, [])
     start = 0
     if after is not None:

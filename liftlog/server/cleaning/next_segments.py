@@ -30,8 +30,8 @@ from liftlog.settings import StreamSettings
 
 _LOOK_AT_ONCE = 64
 SKETCHED_BYTES = 1024 * 1024
-"""Size in bytes. Smaller segments get neither a sketch nor a subject index, because reading a whole
-small segment is fast."""
+"""Segments below this size, in bytes, get neither a sketch nor a subject index, because reading a
+whole small segment is fast."""
 _SECOND_NS = 1_000_000_000
 
 

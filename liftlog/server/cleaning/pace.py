@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 BUSY_RATE_BYTES = 32 * 2**20
-"""Bytes per second. At half of the daemon's peak load, cleaning at this rate makes no ack fail and
-adds little to the latency; docs/explanation/performance.md has the figures."""
+"""Rate in bytes per second. At half of the daemon's peak load, cleaning at this rate makes no ack
+fail and adds little to the latency; docs/explanation/performance.md has the figures."""
 LOOK_SECONDS = 0.02
 GRANT_SECONDS = 0.2
 """Duration of a grant, in seconds. The time is much longer than the interval of measurements, so

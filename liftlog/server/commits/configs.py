@@ -55,7 +55,7 @@ class NewestBytes:
 
     def count(self, size_bytes: int | None, grown_bytes: int = 0) -> None:
         """Set the counted size of the newest records, or None for an unknown size. `grown_bytes` is
-        the value of the property `grown_bytes` at the begin of the count."""
+        the value of the property `grown_bytes` at the beginning of the count."""
         self._counted, self._counted_at = size_bytes, grown_bytes
 
     @property

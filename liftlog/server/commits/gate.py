@@ -18,8 +18,8 @@ from liftlog.log import EncodedBatch
 from liftlog.sequencing.refusals import NOT_ENOUGH_REPLICAS, RefusalReason
 
 _TELL_SECONDS = 0.005
-"""Time in seconds. If no record is sent to the followers within this time, a new high watermark is
-sent without a record."""
+"""If no record is sent to the followers within this time (in seconds), a new high watermark is sent
+without a record."""
 
 
 class LedStream(Protocol):

@@ -8,8 +8,7 @@ from collections import deque
 from liftlog.server.vitals.histogram import COUNT_BOUNDS, LATENCY_BOUNDS, Histogram
 
 _REFUSING_SECONDS = 5.0
-"""Time in seconds. After this time without a failed commit, the stream no longer counts as
-refusing."""
+"""After this time (in seconds) without a failed commit, the stream no longer counts as refusing."""
 
 
 class StreamObservations:

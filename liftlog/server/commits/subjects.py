@@ -34,8 +34,8 @@ logger = logging.getLogger("liftlog.server.stream")
 
 _SCAN_BYTES = 1024 * 1024
 _AT_ONCE_BYTES = 256 * 1024 * 1024
-"""Size in bytes. A smaller log is scanned before its stream is served; the scan takes at most about
-a second."""
+"""A log below this size, in bytes, is scanned before its stream is served; the scan takes at most
+about a second."""
 _LOOK_AGAIN_SECONDS = 0.5
 _PAUSE_SECONDS = 0.001
 """Pause between two reads of a scan, so that commits get the interpreter."""

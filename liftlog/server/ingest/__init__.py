@@ -29,8 +29,8 @@ import sys
 def _import_nats() -> None:
     """Import nats-py without aiohttp.
 
-    nats-py imports aiohttp, if it is there, for its own transport over a WebSocket. liftlog has
-    another one (`websocket`), and publishers would wait for the import at each start.
+    nats-py imports aiohttp, if aiohttp is installed, for its own transport over a WebSocket.
+    liftlog has another one (`websocket`), and publishers would wait for the import at each start.
     """
     if "aiohttp" in sys.modules:
         return

@@ -20,7 +20,7 @@ from liftlog.server.ingest.overlap import Parts, digest_of, parts_of, select
 from liftlog.server.ingest.subscriptions import LinkSubscription
 
 FORGET_SECONDS = 60.0
-"""Time in seconds. If no message was sent over a connection for this time, the connection was
+"""If no message was sent over a connection for this time (in seconds), the connection was
 abandoned, and no message is expected to come back."""
 
 

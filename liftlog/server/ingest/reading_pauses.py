@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 STILL_SECONDS = 1.0
-"""Time in seconds. If a connection ends after this time without reads, the daemon assumes that NATS
+"""If a connection ends after this time (in seconds) without reads, the daemon assumes that NATS
 closed it because of a slow consumer."""
 _JUST_NOW_SECONDS = 5.0
 

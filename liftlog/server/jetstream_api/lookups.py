@@ -1,5 +1,5 @@
-"""Finds single records of a log: by offset, or the last or next record of a subject, or the last
-record of each subject.
+"""Finds single records of a log: the record at an offset, the last or the next record of a subject,
+the last record of each subject.
 
 The log has no index by subject. The last offset of a subject is usually known
 (`subject_sequences`). All other searches run in bounded pieces, in the threads that all readers

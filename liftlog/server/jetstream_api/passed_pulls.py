@@ -32,11 +32,10 @@ from liftlog.server.streams.broker import Broker
 
 _LOOK_SECONDS = 0.1
 _AGAIN_SECONDS = 0.5
-"""Time in seconds. A question without an answer is repeated after this time, because it may be
-lost."""
+"""A question without an answer is repeated after this time (in seconds), because it may be lost."""
 _SILENT_SECONDS = 0.2
-"""Time in seconds. If the leader changes before a question has waited for this time, the former
-leader may have read the pulls, although it has not answered yet."""
+"""If the leader changes before a question has waited for this time (in seconds), the former leader
+may have read the pulls, although it has not answered yet."""
 _KEPT_SECONDS = 30.0
 _MAX_KEPT = 1_000
 _MAX_KEPT_BYTES = 1024 * 1024

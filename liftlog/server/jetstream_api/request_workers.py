@@ -12,8 +12,8 @@ from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.jetstream_api.waiting import Message, Waiting
 
 STALE_SECONDS = 10.0
-"""Time in seconds. A request that has waited for this time is dropped, because clients time out
-after 5 s."""
+"""A request that has waited for this time (in seconds) is dropped, because clients time out after 5
+s."""
 
 
 class RequestWorkers(NamedTuple):

@@ -2,7 +2,7 @@
 
 A JetStream setting that liftlog cannot fulfil is refused, never ignored. liftlog settings that
 JetStream lacks (durability, batches, times of compaction) get their defaults when a stream is
-created, and keep their values when it is updated.
+created, and keep their values when the stream is updated.
 """
 
 from __future__ import annotations

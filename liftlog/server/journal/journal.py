@@ -31,7 +31,7 @@ from liftlog.server.vitals.rare_warnings import RareWarnings
 logger = logging.getLogger("liftlog.server.journal")
 
 _INLINE_BYTES = 256 * 1024
-"""Size in bytes. A larger append runs in a writer thread."""
+"""An append above this size, in bytes, runs in a writer thread."""
 _FIRST_RETRY_SECONDS = 0.1
 _LAST_RETRY_SECONDS = 5.0
 

@@ -23,7 +23,7 @@ from liftlog.server.journal.records import (
 )
 
 MAX_DELTA_BYTES = 64 * 1024
-"""Number of bytes. A consumer with more bytes of deltas gets a new snapshot, unless its present
+"""A consumer with more than this number of bytes of deltas gets a new snapshot, unless its present
 snapshot is larger than the deltas."""
 
 

@@ -164,8 +164,8 @@ class JournalStore:
 
     def abandon(self) -> None:
         """Truncate the log's unsynced end after a failed sync, because it is unknown which of its
-        records are on disk. Raises StorageError, DiskFull; after an error the caller must call it
-        again."""
+        records are on disk. Raises StorageError, DiskFull; after an error the caller must repeat
+        the call."""
         if self.must_abandon:
             self.log.writer.abandon_tail(keep_offsets=False)
             self.must_abandon = False

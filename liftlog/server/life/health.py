@@ -1,7 +1,7 @@
 """Liveness and readiness of the daemon, with the reasons.
 
-If one of its conditions is `unready`, the daemon is not ready, and a load balancer should send no
-clients to it. This module produces the conditions of the daemon itself;
+If one of the daemon's conditions is `unready`, the daemon is not ready, and a load balancer should
+send no clients to it. This module produces the conditions of the daemon itself;
 `liftlog.server.streams.description` produces the conditions of streams.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from liftlog.server.jetstream_api.service import JetStreamApi
 
 STALLED_SECONDS = 10.0
-"""Time in seconds. A commit that takes longer counts as a stalled disk."""
+"""A commit that takes longer than this time (in seconds) counts as a stalled disk."""
 _ACK_REFUSED_SECONDS = 300.0
 """Time, in seconds, for which the daemon reports an ack that NATS refused."""
 

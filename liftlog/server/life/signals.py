@@ -16,8 +16,8 @@ logger = logging.getLogger("liftlog.server")
 
 _MAX_SHOWN_TASKS = 200
 REPEATED_SECONDS = 1.0
-"""Time in seconds. Two SIGTERMs within this time count as one: if a whole group of processes
-receives the signal, a wrapper process may forward it to the daemon a second time."""
+"""Two SIGTERMs within this time (in seconds) count as one: if a whole group of processes receives
+the signal, a wrapper process may forward it to the daemon a second time."""
 
 
 class Signals:

@@ -36,8 +36,7 @@ from liftlog.settings import NatsSettings
 logger = logging.getLogger("liftlog.server.replication")
 
 _SILENCE_SECONDS = 3.0
-"""Time in seconds. If requests receive no answer for this time, the link connects to another
-server."""
+"""If requests receive no answer for this time (in seconds), the link connects to another server."""
 _LEADERLESS_SECONDS = 6.0
 """If a server reports for this time that there is no leader, the link connects to another server,
 because servers that this server cannot reach may have elected a leader."""

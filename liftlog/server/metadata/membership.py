@@ -366,8 +366,8 @@ def _is_same_directory(
     the node; None if there is no entry.
 
     If the store has more starts than the directory, the node has used another directory. If the
-    store has fewer starts, it was restored to an older state. If it has no start at all, it was
-    created again; the metadata of the streams then show whether the directory is an older copy
+    store has fewer starts, it was restored to an older state. If the store has no start at all, it
+    was created again; the metadata of the streams then show whether the directory is an older copy
     (`Member.had`).
     """
     if value is None:

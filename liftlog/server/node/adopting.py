@@ -86,8 +86,8 @@ async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
 async def adopt_more(
     settings: Settings, cluster: ClusterSettings, names: Collection[str]
 ) -> list[Adopted]:
-    """Add streams in the data directory of a stopped node to its cluster: the streams in `names`,
-    or if `names` is empty, all streams that belonged to no cluster. Durable on return.
+    """Add streams in the data directory of a stopped node to the cluster of the node: the streams
+    in `names`, or all streams that belonged to no cluster if `names` is empty. Durable on return.
 
     Raises ConfigError if the directory belongs to no node, and the errors of `adopt`.
     """

@@ -11,8 +11,8 @@ from liftlog.server.node.local_node import LocalNode
 from liftlog.server.node.replica import Replica
 
 _BUSY_SECONDS = 1.0
-"""Time in seconds. If a copy has waited for the disk for this time, this node does not begin to
-lead with this copy."""
+"""If a copy has waited for the disk for this time (in seconds), this node does not begin to lead
+with this copy."""
 
 
 class ElectionCopies:

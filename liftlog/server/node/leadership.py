@@ -30,8 +30,8 @@ hand over."""
 _HEIRS_TRIED = 2
 _AGAIN_SECONDS = 2.0
 _REFUSES_SECONDS = 1.0
-"""Time in seconds. A leader that has stored nothing for this time, because all commits failed,
-hands over to another node."""
+"""A leader that has stored nothing for this time (in seconds), because all commits failed, hands
+over to another node."""
 _STOP_LOOK_SECONDS = 0.05
 _ROUNDS = 2
 """Number of attempts per stream during a stop. The first attempts may fail because a candidate has

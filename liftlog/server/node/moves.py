@@ -22,8 +22,8 @@ from liftlog.server.node.placing import candidates, takers_text
 logger = logging.getLogger("liftlog.server.replication")
 
 _AT_ONCE = 8
-"""Number of streams of one leader that copy to new replicas at once because nodes are drained.
-`cluster.catch_up_rate` limits the total rate of these copies."""
+"""Maximum number of streams that a leader copies to new replicas at the same time, if the reason is
+that nodes are drained. `cluster.catch_up_rate` limits the total rate of these copies."""
 _MAX_NAMED = 5
 
 

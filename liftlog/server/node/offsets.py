@@ -2,7 +2,7 @@
 
 The first node creates the stream, which gets up to three replicas as nodes join. A new leader first
 waits until it has committed all records that earlier leaders committed. Then it loads the
-checkpoints into memory. The other nodes forward requests to it.
+checkpoints into memory. The other nodes forward requests to this leader.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ class Replica:
         return await self.copy.may_drop(record)
 
     async def _remember(self, record: StreamMetadata) -> None:
-        """Store the record on this node, before it follows another leader or relies on other
+        """Store the record on this node, before the node follows another leader, or relies on other
         replicas or another in-sync set. So this node still has the record if the metadata store
         loses it, even after a restart."""
         place = (

@@ -65,7 +65,8 @@ class Replicas:
 
     def copy_again(self, name: str) -> bool:
         """Fetch the copy again as a whole, because it has damage that cannot be repaired from other
-        replicas. Return True if this node leads the stream, and has to hand it over first."""
+        replicas. Return True if this node leads the stream, and has to hand the stream over
+        first."""
         replica = self.by_name.get(name)
         if replica is None:
             return False

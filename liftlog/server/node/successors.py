@@ -24,7 +24,7 @@ class _Gone(NamedTuple):
     leader_epoch: int = 0
     epoch: int = 0
     """The highest epoch that is missing: the metadata store lacks the epochs above `leader_epoch`,
-    up to this one."""
+    up to and including `epoch`."""
     incarnations: tuple[str, ...] = ()
 
 

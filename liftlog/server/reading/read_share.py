@@ -23,8 +23,8 @@ from liftlog.server.streams.intake import Ingested
 
 _TICK_SECONDS = 0.02
 _MEMORY_SECONDS = 0.1
-"""Time in seconds. Measurements are averaged over about this time, because a single time slice is
-not significant."""
+"""Measurements are averaged over about this time (in seconds), because a single time slice is not
+significant."""
 
 _SHORT_DELAY = 0.1
 """Processor time counts as short if the loop's thread waits for a processor for more than this part

@@ -25,7 +25,7 @@ _MOST_OF_ALL = 8192
 """Maximum number of shares of all logs. A share takes at most half a kilobyte, however many slots
 it has."""
 _KEPT_SECONDS = 10.0
-"""Time in seconds. A share that was not requested for this time is removed, because members send
+"""A share that was not requested for this time (in seconds) is removed, because members send
 requests more often."""
 _SHARE_BYTES = 256
 """Number of bytes counted for a share of a division."""

@@ -131,8 +131,8 @@ class TailGroup:
 
     def _wake(self, woken: list[Waiter], seconds: float) -> None:
         """Wake these consumers, some of them in later turns of the loop. `seconds` is the processor
-        time that this round has taken so far. Time for which other processes have the processor
-        does not count: it would make the pause longer, but a pause does not shorten it."""
+        time that this round has taken so far. The time for which other processes have the processor
+        does not count, because a longer pause would not shorten this time."""
         began = time.thread_time()
         with self._share:
             for waiter in woken[:_WAKES_PER_TURN]:

@@ -28,12 +28,12 @@ from typing import Any, TypeVar
 from liftlog.server.reading.fairness import FairQueue
 
 _TURN_SECONDS = 0.001
-"""Time in seconds. Until requests have used this time in a turn of the loop, further requests begin
-at once, in the same turn."""
+"""Until requests have used this time (in seconds) in a turn of the loop, further requests begin at
+once, in the same turn."""
 
 _LONG_SECONDS = 0.003
-"""Time in seconds. A party rests after a step that has used more processor time. A request with a
-long answer pauses before that, so its party does not rest."""
+"""A party rests after a step that has used more than this processor time (in seconds). A request
+with a long answer pauses sooner, so its party does not rest."""
 _REST = 2.0
 """Length of a rest, as a multiple of the length of the previous step."""
 

@@ -29,11 +29,11 @@ _MEASURING_NS = 60 * 1_000_000_000
 older versions do not send their clocks, and nodes can be down."""
 _MAX_SKEW_NS = int(MAX_SKEW_SECONDS * 1e9)
 _JUMP_NS = 1_000_000_000
-"""A change of the difference between two clocks that counts as a jump. In ns. Clocks drift apart by
-less than this during the time for which answers are kept."""
+"""Least change, in ns, of the difference between two clocks that counts as a jump. While an answer
+is kept, two clocks drift apart by less than this value."""
 SHOWN_SECONDS = 5.0
 """Differences above this number of seconds are shown to users, because with a working time service
-clocks do not differ so much."""
+clocks differ less."""
 
 
 class _Sample(NamedTuple):

@@ -54,7 +54,7 @@ _LEAST_BYTES = 128 * 1024
 _ALL_BYTES = 256 * 1024 * 1024
 _INLINE_BYTES = 512 * 1024
 """Limit, in bytes, for an append inside the event loop while syncs are fast. Copying and checking
-so many bytes takes less time than two handovers between threads under load."""
+this number of bytes takes less time than two handovers between threads under load."""
 _MAX_REASON_CHARS = 500
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
@@ -158,7 +158,7 @@ class FollowedStream:
         self._closed = False
         self._is_deleting = False
         self.is_full = False
-        """True if the last answer was not stored because the disk is full."""
+        """True if the last answer could not be stored, because the disk is full."""
 
     @property
     def lag(self) -> int:

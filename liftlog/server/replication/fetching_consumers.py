@@ -28,7 +28,7 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _SYNC_SECONDS = 0.1
 """Time in seconds within which the journal syncs by itself. If no answer to a client waits for the
-sync, the follower reports it to the leader only after this time."""
+sync, the follower reports the sync to the leader only after this time."""
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
 

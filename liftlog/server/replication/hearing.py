@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.1
 this time."""
 
 HUNG_SECONDS = 3.0
-"""Time in seconds. Acks stop waiting for a node that has been silent for this time."""
+"""Acks stop waiting for a node that has been silent for this time (in seconds)."""
 
 ENDED_SECONDS = 0.3
 """The same limit for a node whose machine reports that its process has ended."""

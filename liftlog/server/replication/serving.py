@@ -39,8 +39,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
 _TOGETHER_SECONDS = 0.25
-"""Time in seconds. Requests of idle streams that were parked within this time are answered
-together, so that both nodes wake up less often. Other answers are not delayed."""
+"""Requests of idle streams that were parked within this time (in seconds) are answered together, so
+that both nodes wake up less often. Other answers are not delayed."""
 _TELL_SECONDS = 0.05
 _MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_KEPT_BYTES = 256 * 1024

@@ -2,7 +2,8 @@
 copy.
 
 `liftlog.cluster.election` decides. This module passes the silences of nodes and the content of the
-store to it, and carries out its decisions: questions to other nodes, and changes of metadata.
+store to `election`, and carries out the decisions: questions to other nodes, and changes of
+metadata.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class Copies(Protocol):
         ...
 
     def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamMetadata, float]]:
-        """Return the streams among `names` that wait for this node's disk, each with the seconds of
-        the wait. According to the metadata, this node leads all streams in `names`."""
+        """Return the streams among `names` that wait for this node's disk, each with the duration
+        of the wait in seconds. According to the metadata, this node leads all streams in
+        `names`."""
         ...
 
     def stop_leading(self, name: str, reason: str) -> None:
@@ -155,7 +157,7 @@ class Succession:
 
     def opinion(self, node: str) -> SuspectAnswer:
         """Return this node's view of another node: whether it is suspected, the length of its
-        silence, and this node's copies of the streams that it leads."""
+        silence, and this node's copies of the streams that the other node leads."""
         now = self._loop.time()
         self._see(now)
         logs: dict[str, list[int]] = {}

@@ -67,8 +67,8 @@ class UncleanRecovery:
             await self.look()
 
     async def look(self) -> None:
-        """Begin to lead each stream without a complete copy of which this node has the best copy,
-        if no copy has changed since the last call. Does not raise."""
+        """Begin to lead each stream that has no complete copy, if this node has its best copy and
+        no copy has changed since the last call. Does not raise."""
         directory, told = self._mirror.directory, dict[str, tuple[StreamMetadata, Told]]()
         records = [one for one in self._mirror.records.values() if self._concerns(one)]
         silent: set[str] = set()

@@ -109,8 +109,8 @@ def handles(
 
 
 Told = Callable[[LiftlogError | None], None]
-"""Function that is called once, after `start` has returned. If the request succeeded, it gets None,
-and the answer to the client is `done`. Otherwise it gets the error."""
+"""Function that is called once, after `start` has returned. If the request succeeded, the function
+gets None, and the answer to the client is `done`. Otherwise the function gets the error."""
 
 
 class Starter(NamedTuple):
@@ -231,8 +231,8 @@ async def _at(
 
 
 def _elsewhere(caller: Caller, at: At, message: Message) -> str | None:
-    """Return the node that must answer; None if it is this node. Raises NotLeader if there is no
-    such node, or if the request was forwarded to this node although it is not the leader."""
+    """Return the node that must answer; None if this node must answer. Raises NotLeader if there is
+    no such node, or if the request was forwarded to this node although it is not the leader."""
     if at not in (At.LEADER, At.OFFSETS):
         return None
     catalog = caller.broker.catalog

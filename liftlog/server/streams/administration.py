@@ -173,9 +173,9 @@ class Administration:
             ) from None
 
     async def _decide(self, host: StreamHost, wanted: StreamSettings) -> RetentionDecision | None:
-        """Return the decision about the records that the limits require to delete. It includes
-        records that a lease or a jump of the clock keeps for now, because the user will not be
-        asked again when these records are deleted."""
+        """Return the decision about the records that the limits no longer allow. The decision
+        includes records that a lease or a jump of the clock keeps for now, because the user will
+        not be asked again when these records are deleted."""
         now_ns = self._now_ns()
         return await asyncio.to_thread(
             decide_retention, host.log, wanted, now_ns, after_leases=True

@@ -99,7 +99,7 @@ class Attachments:
 
     async def detach(self, host: StreamHost) -> bool:
         """Unsubscribe, and wait until no more messages can arrive. Returns False if NATS has not
-        confirmed this. In this case some messages may have been missed."""
+        confirmed the end of the subscription. In this case some messages may have been missed."""
         self._relays.pop(host.name, None)
         wanted = self._subscriptions.pop(host.name, None)
         if self._link is None or wanted is None:
@@ -252,14 +252,14 @@ async def _save_for_replicas(host: StreamHost, offset: int, time_ns: int, reason
 
 
 class PossibleLosses:
-    """Stores events in which a stream may have missed messages. No caller waits for that. Belongs
-    to the event loop.
+    """Stores events in which a stream may have missed messages. No caller waits until an event is
+    stored. Belongs to the event loop.
 
-    A stream without replicas stores an event before it stores its next record. Until then nothing
-    is lost with the event: a start after a crash notes another one at the same offset. So a start
-    with thousands of streams, or a lost connection to NATS, writes no file of a stream that gets no
-    messages. The exception is a stream without records, of which a start notes nothing: its event
-    is stored at once.
+    A stream without replicas stores an event before it stores its next record. Until then, the loss
+    of the event does no harm, because a start after a crash notes another event at the same offset.
+    So a start with thousands of streams, or a lost connection to NATS, writes no file of a stream
+    that gets no messages. For a stream without records, a start notes no event. So an event of such
+    a stream is stored at once.
     """
 
     def __init__(self, clock: Clock) -> None:

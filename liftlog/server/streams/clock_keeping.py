@@ -48,8 +48,8 @@ class ClockKeeper:
         """Function that returns True if the other nodes of a cluster have the same time."""
         self._checkpoint_seconds = checkpoint_seconds or math.inf
         self.at_stake: list[str] = []
-        """Streams that would lose many records if a wrong clock were trusted: the records of more
-        than a tenth of the time for which they keep records."""
+        """Streams that would lose many records if a wrong clock were trusted, because the clock
+        jumped by more than a tenth of the time for which they keep records."""
         self._hosts = hosts
         self._fs: FileSystem = data_dir.environment.fs
         self._clock = data_dir.environment.clock

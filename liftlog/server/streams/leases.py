@@ -1,8 +1,8 @@
 """Leases: ranges of a stream that retention keeps for a reader, for a limited time.
 
-Leases are granted and renewed in exclusive calls, and retention also runs in them. So the records
-of a lease still exist when it is granted. In a replicated stream, a change of leases is answered
-when the in-sync replicas have it, so a lease survives the loss of the leader.
+Leases are granted and renewed in exclusive calls, and retention also runs in exclusive calls. So
+the records of a lease still exist when it is granted. In a replicated stream, a change of leases is
+answered when the in-sync replicas have it, so a lease survives the loss of the leader.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from liftlog.server.vitals.disk import DiskReserve
 _MS_NS = 1_000_000
 _MAX_PARTS = 1_000_000
 _SILENT_SECONDS = 15.0
-"""Time in seconds. A reader that reports nothing for this time may have ended. Spark's readers
-report every 5 seconds."""
+"""A reader that reports nothing for this time (in seconds) may have ended. Spark's readers report
+every 5 seconds."""
 _STOPPED_SECONDS = 5.0
-"""Time in seconds. If all readers under a lease have stopped early, further readers begin within
-this time or never, because Spark's `limit` and `show` read further parts only if they need more
+"""If all readers under a lease have stopped early, further readers begin within this time (in
+seconds) or never, because Spark's `limit` and `show` read further parts only if they need more
 records."""
 
 

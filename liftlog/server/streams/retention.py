@@ -37,9 +37,9 @@ def decide_retention(
     by_time: bool = True,
     after_leases: bool = False,
 ) -> RetentionDecision | None:
-    """Return the decision about records to remove now; None if there are none. May read batch
-    headers, and leases that were not read yet. With `after_leases`, decide as if all leases had
-    ended.
+    """Return the decision about records to remove now; None if no record is to be removed. May read
+    batch headers, and leases that were not read yet. With `after_leases`, decide as if all leases
+    had ended.
 
     Raises StorageError if the leases cannot be read, so that no record with a lease is deleted.
     """

@@ -31,7 +31,7 @@ SWITCHES = ("paused", "read_only")
 
 def is_overridable(setting: str) -> bool:
     """Return True if the API may change this setting even for a stream of the configuration file.
-    These are the settings with which an operator stops publishers or frees disk space."""
+    With such settings an operator stops publishers or frees disk space."""
     return setting in SWITCHES or setting.startswith("retention.")
 
 
@@ -226,7 +226,8 @@ def stored_settings(name: str, log: Log) -> StreamSettings:
 
 def has_new_settings(host: StreamHost) -> bool:
     """Return True if the settings differ from the settings with which the stream was last served,
-    or if these cannot be parsed because another version of liftlog has written them."""
+    or if the earlier settings cannot be parsed because another version of liftlog has written
+    them."""
     try:
         return host.settings != stored_settings(host.name, host.log)
     except LiftlogError:

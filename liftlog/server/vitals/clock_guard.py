@@ -14,8 +14,8 @@ A jump ahead is trusted in three cases:
 The daemon follows a jump back at once, because such a jump makes no record seem older.
 
 In a cluster the file also stores whether this clock was ahead of other clocks at the last
-measurement. While the file cannot be read, the daemon assumes a jump, and does not delete records
-because of their age.
+measurement. While the file cannot be read, the daemon assumes a jump, and deletes no records by
+age.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CLOCK_NAME = "clock"
 STEP_NS = 600 * 1_000_000_000
 _CONFIRM_NS = 3600 * 1_000_000_000
 _DOWN_NS = 3600 * 1_000_000_000
-"""In ns. A smaller jump across a reboot is trusted, because the machine may have been off for that
-time."""
+"""A jump of less than this time (in ns) across a reboot is trusted, because the machine may have
+been off for that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class ClockGuard:
 
     def wall_clock_is_trusted(self) -> bool:
         """Return False for an hour after a step, and while the state of the earlier process cannot
-        be read. While it is False, no record is deleted because of its age."""
+        be read. While the result is False, no record is deleted by age."""
         with self._lock:
             self._look()
             return self._stepped_at_ns is None and not self.unread

@@ -37,8 +37,8 @@ _FRESH_SECONDS = 1.0
 
 
 def raise_open_file_limit() -> int:
-    """Raise the soft limit to the hard limit; returns it. The soft limit of most systems (1024) is
-    meant for programs that use `select`."""
+    """Raise the soft limit to the hard limit if the system permits it. Return the soft limit that
+    then applies. The soft limit of most systems (1024) is meant for programs that use `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -73,7 +73,7 @@ class Shares:
 
 
 def shares_of(limit: int, *, read_files: int, pull: int, http: int) -> Shares:
-    """Divide `limit` descriptors. The settings configure the other three numbers.
+    """Divide `limit` descriptors. The other three arguments come from the settings.
 
     If the limit is small, each share is a fixed part of the limit. Otherwise connections and
     readers get their configured numbers, and streams get the rest. Raises ConfigError if the limit

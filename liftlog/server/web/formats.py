@@ -139,8 +139,8 @@ def segment_parts(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def damage_marks(
     parts: Sequence[dict[str, Any]], damaged: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Compute marks for damaged ranges of offsets in that bar. A minimum width keeps each mark
-    visible."""
+    """Compute marks for damaged ranges of offsets in the bar of `segment_parts`. A minimum width
+    keeps each mark visible."""
     marks = []
     for bad in damaged:
         for part in parts:
@@ -158,7 +158,8 @@ def damage_marks(
 
 
 def places(parts: Sequence[dict[str, Any]], offsets: Sequence[int | None]) -> list[float | None]:
-    """Return the x coordinates of these offsets in that bar; None for an offset of None."""
+    """Return the x coordinates of these offsets in the bar of `segment_parts`; None for an offset
+    of None."""
     borders = [part["base_offset"] for part in parts]
     found: list[float | None] = []
     for offset in offsets:

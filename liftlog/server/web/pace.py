@@ -20,7 +20,7 @@ from liftlog.server.web.conditions import Condition, parts_of
 _WORK_SECONDS = 0.004
 LONGEST_REST_SECONDS = 0.02
 _QUIET_SECONDS = 0.25
-"""Time in seconds. If no message has arrived for this time, a search runs without pauses."""
+"""If no message has arrived for this time (in seconds), a search runs without pauses."""
 PART_BYTES = 64 * 1024
 """Size, in bytes, of a part that takes about a millisecond of work."""
 

@@ -52,7 +52,7 @@ MOST_CHANGES = 16
 one, because a reader needs a request for each file."""
 
 _SMALL_TABLE = 1024 * 1024
-"""Size in bytes. Below it, footers are most of the bytes of a file, so that the size of the file
+"""Below this size, in bytes, footers are most of the bytes of a file, so that the size of the file
 depends little on the number of rows."""
 
 _KEYS_PER_TASK = 8
@@ -71,7 +71,7 @@ class Rows:
 @dataclass(frozen=True, slots=True)
 class ChangeTask:
     """Writes the rows of `staged` to a new file of changes. Writes to a second file the offsets of
-    rows of `older` that these rows replace, or that are below the log start.
+    two kinds of rows of `older`: rows that the new rows replace, and rows below the log start.
 
     If `absorbs` is true, the new files replace the files of earlier runs: the first also gets the
     rows of `absorbed`, and the second the offsets of `removed`, except offsets of rows in
@@ -181,8 +181,8 @@ def must_fold(old: Rows, staged: Sequence[StagedFile]) -> bool:
     the keyed files.
 
     Let f be FOLD_PART, and K the size of the keyed files. A fold writes at most K + f K bytes, and
-    it is due only after f K bytes of changes have been written. So over time at most 1 + (1 + f) /
-    f bytes are written for each byte of changes: six if f is a quarter. Merging the files of
+    a fold is due only after f K bytes of changes have been written. So over time at most 1 + (1 +
+    f) / f bytes are written for each byte of changes: six if f is a quarter. Merging the files of
     changes (MOST_CHANGES) adds at most f K bytes in MOST_CHANGES runs.
     """
     keyed = [file for file in old.files if file.kind == "keyed"]

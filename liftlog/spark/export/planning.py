@@ -37,10 +37,10 @@ class ExportRequest:
     for a new table. If `layout` is None, it uses the layout of the table, or copy-on-write for a
     new table.
 
-    `full` reads the whole stream again and replaces the table. With `discard_rows` it does so even
-    if the stream no longer has all rows of the table. `skip_lost` continues after records that are
-    damaged or were removed. `optimize` merges small files. For `keep_seconds`, files of superseded
-    snapshots are kept for their readers.
+    With `full`, the run reads the whole stream again and replaces the table. With `discard_rows`,
+    the run does so even if the stream no longer has all rows of the table. With `skip_lost`, the
+    run continues after records that are damaged or were removed. With `optimize`, the run merges
+    small files. For `keep_seconds`, files of superseded snapshots are kept for their readers.
     """
 
     stream: str

@@ -76,8 +76,8 @@ def dry_plan(client: SyncClient, request: ExportRequest, previous: Snapshot | No
 def plan_under_lease(
     client: SyncClient, request: ExportRequest, previous: Snapshot | None
 ) -> RunPlan:
-    """Decide where to begin, and acquire a lease from there. If the decision has changed before the
-    lease is granted, begin again.
+    """Decide at which offset to begin, and acquire a lease from that offset on. If the decision has
+    changed before the lease is granted, begin again.
 
     Raises the errors of `decide` and of the daemon.
     """

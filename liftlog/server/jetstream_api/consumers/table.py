@@ -28,8 +28,8 @@ MAX_CONSUMERS = 512
 MAX_OF_PARTY = 128
 """Maximum number of consumers of one client."""
 IDLE_SECONDS = 5.0
-"""Time in seconds. At the maximum number of consumers, a new consumer replaces a consumer that has
-received no request for this time."""
+"""At the maximum number of consumers, a new consumer replaces a consumer that has received no
+request for this time (in seconds)."""
 _MAX_NOTED, _MAX_CHOSEN, _MAX_WAITING = 1_000_000, 8_000_000, 16_384
 _NOTED_SHARE = 60_000
 """Share of one search in its budget, in offsets. It can be large, because only a few searches run

@@ -22,7 +22,8 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _LOADED_AT_ONCE = 64
 _MOST_DECODED_BYTES = 64 * 1024
-"""Size in bytes. A larger state is decoded in a thread, because that takes more than 20 ms."""
+"""A state above this size, in bytes, is decoded in a thread, because decoding it takes more than 20
+ms."""
 
 
 class Loader:

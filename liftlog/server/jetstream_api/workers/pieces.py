@@ -200,8 +200,8 @@ Gathered = tuple[list[Body], set[int]]
 
 
 def gather(log: Log, offsets: Sequence[int]) -> Generator[None, None, Gathered]:
-    """Return batches that contain exactly the records at these offsets, except missing and damaged
-    records. Yields after each blocking step, which takes some milliseconds."""
+    """Return batches that contain the records at these offsets and no others. Missing and damaged
+    records are left out. Yields after each blocking step, which takes some milliseconds."""
     wanted = sorted(offsets)
     builder = AnswerBuilder(2**40, _BATCH_RECORDS)
     found: set[int] = set()

@@ -11,7 +11,7 @@ from typing import Protocol
 _LOOK_SECONDS = 0.005
 _RELIEVED = 0.5
 _SHORT_SECONDS = 0.002
-"""In seconds. There is no pause after acks and pulls that took at most this time."""
+"""There is no pause after acks and pulls that took at most this time (in seconds)."""
 _ACTIVE_SECONDS = 1.0
 """Publishers count as active for this time, in seconds, after a message."""
 

@@ -53,7 +53,7 @@ _MOST_ACKS, _MOST_PULLS = 512, 64
 """Maximum numbers of acks and pulls in one part."""
 _RETRY_SECONDS = 0.02
 WAIT_SECONDS = 0.001
-"""Time for which acks may wait for those that follow."""
+"""Time, in seconds, for which acks may wait for later acks."""
 
 
 class Arrived(NamedTuple):
@@ -238,8 +238,8 @@ class WorkerLink:
                 raise found
 
     async def wait_confirmed(self, streams: Iterable[str], seconds: float) -> None:
-        """Wait until NATS has confirmed or refused the subscriptions for these streams, but not
-        longer than some seconds."""
+        """Wait, a few seconds at most, until NATS has confirmed or refused the subscriptions for
+        these streams."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await asyncio.gather(*[self._until_confirmed(one) for one in streams])
@@ -331,7 +331,7 @@ class WorkerLink:
             self._waits = None
 
     def pass_on(self) -> None:
-        """Begin to pass on all that has arrived, including acks that wait for those that follow."""
+        """Begin to pass on all that has arrived, including acks that wait for later acks."""
         self._stop_waiting()
         if not self._arrived:
             return
@@ -392,7 +392,7 @@ class WorkerLink:
 
     def _precedes(self, led: _Led, pull: WorkerPull, acks: MessageRun) -> bool:
         """Return True if a pull is passed on before the acks of the same read. A nak, for example,
-        must come first, as the client expects the message again."""
+        must come first, because the client expects the message again."""
         urgency = self.urgency
         if urgency is None or any(acks.replies):
             return False

@@ -112,7 +112,7 @@ def drawn(chart: Chart, points: Points, span: Span, now: float) -> dict[str, Any
 
 def _since(points: Points, begin: float) -> Points:
     """Leave out points before `begin`. Such points exist if the machine was suspended or busy,
-    because the points are then further apart than usual."""
+    because in these cases the points are further apart than usual."""
     left_out = bisect_left(points.times, begin)
     if not left_out:
         return points
