@@ -250,12 +250,16 @@ def rows_of(export: Export) -> list[Row]:
     return table(export.to)
 
 
+def examples(few: int) -> settings:
+    return settings(
+        max_examples=300 if is_torture() else few,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+
+
 @pytest.mark.timeout(3600 if is_torture() else 300)  # Hypothesis calls the end of time flaky
-@settings(
-    max_examples=300 if is_torture() else 18,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@examples(3)
 @example(rounds=READ_BEFORE_AND_AFTER_A_PASS, bounds=AS_THEY_ARE)
 @example(rounds=AN_ARCHIVE_OF_WHAT_WAS_COMPACTED, bounds=AS_THEY_ARE)
 @example(rounds=ABSORBED, bounds=(5.0, MOST_CHANGES))
@@ -263,10 +267,26 @@ def rows_of(export: Export) -> list[Row]:
 def test_exports_of_any_history(
     streams: ExportedStreams, tmp_path: Path, rounds: Any, bounds: tuple[float, int]
 ) -> None:
+    run_history(streams, tmp_path, rounds, bounds)
+
+
+@pytest.mark.skipif(is_torture(), reason="test_exports_of_any_history has more examples")
+@pytest.mark.long
+@examples(30)
+@given(rounds=ROUNDS, bounds=BOUNDS)
+def test_exports_of_more_histories(
+    streams: ExportedStreams, tmp_path: Path, rounds: Any, bounds: tuple[float, int]
+) -> None:
+    run_history(streams, tmp_path, rounds, bounds)
+
+
+def run_history(
+    streams: ExportedStreams, directory: Path, rounds: Any, bounds: tuple[float, int]
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(changes, "FOLD_PART", bounds[0])
         patch.setattr(changes, "MOST_CHANGES", bounds[1])
-        history = History(streams, tmp_path)
+        history = History(streams, directory)
         check_history(history, rounds)
         streams.delete(history.name)  # or each history takes longer than the one before
 

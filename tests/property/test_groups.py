@@ -342,7 +342,7 @@ BROKEN: list[type[Coordinator] | type[GroupMember] | Callable[..., GroupState]] 
     *(CommitsWhatIsInHand, TakesBackWhatItGaveUp, ReadsOnWhatIsRevoked, JoinsTheLaneOfTheOthers),
     *(BeginsBelowItsOffset, MergesUnequalLanes, from_scratch),
 ]
-FOUND_AT = {"SessionFromTheAnswer": 15, "TakesBackWhatItGaveUp": 9}
+FOUND_AT = {"ReturnsWithoutSession": 5, "SessionFromTheAnswer": 16, "TakesBackWhatItGaveUp": 64}
 """The first seed that shows it, where looking for that takes long."""
 
 

@@ -167,12 +167,12 @@ async def test_nothing_grows_without_limit_while_too_few_replicas_are_in_sync(
         position = 0
         for _ in range(count):
             position = changes.write(delta())
-            changes.after_written(position, b"s" * 100)
-            changes.after_synced(position, b"a" * 100)
+            changes.after_written(position, b"s" * 500)
+            changes.after_synced(position, b"a" * 500)
         await site.journal.synced(position)
         return position
 
-    first = await some(25_000)
+    first = await some(10_000)
     assert changes.is_full
     kept = [
         tracemalloc.Filter(True, str(one.__file__))
@@ -180,7 +180,7 @@ async def test_nothing_grows_without_limit_while_too_few_replicas_are_in_sync(
     ]
     tracemalloc.start()
     try:
-        await some(25_000)
+        await some(10_000)
         grown = tracemalloc.take_snapshot().filter_traces(kept).statistics("filename")
     finally:
         tracemalloc.stop()
