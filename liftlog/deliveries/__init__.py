@@ -22,6 +22,7 @@ consumer      the leader: events of a turn, its instructions and its delta
 priorities    priority groups: which pull gets the next message
 pull          one pull: the request, and its remaining counts
 demand        waiting pulls: assigns messages to them, and ends them
+inboxes       clients whose pulls were lost with a leader
 acks          a chunk of acks, and the verdict on each
 records       records that the daemon has read
 instructions  the messages that the daemon sends after a turn

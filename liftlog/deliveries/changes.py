@@ -132,6 +132,23 @@ class PullsChanged:
     ended: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class InboxUsed:
+    """A client with heartbeats has pulled. The next leader needs the inbox if it never receives the
+    client's next pull (see `inboxes`)."""
+
+    reply: bytes
+    window: int
+    """Messages of the first pull of this client, which is the most that it requests at a time."""
+    window_bytes: int
+    """The same in bytes; 0 if the client sets no limit of bytes."""
+    batch: int
+    """Messages of the newest pull."""
+    pulled_ns: int
+    gap_ns: int
+    """Time between the two newest pulls that one leader has received; 0 if there was only one."""
+
+
 Change = (
     Delivered
     | Redelivered
@@ -147,4 +164,5 @@ Change = (
     | Updated
     | TakenOver
     | PullsChanged
+    | InboxUsed
 )

@@ -131,11 +131,33 @@ def write_pull(writer: Writer, pull: changes.StoredPull) -> None:
 
 
 def read_pull(reader: Reader) -> changes.StoredPull:
+    reply = read_reply(reader)
+    number, left, left_bytes, expires_at_ns = [reader.number() for _ in range(4)]
+    return changes.StoredPull(number, reply, left, left_bytes, expires_at_ns)
+
+
+def write_inbox(writer: Writer, inbox: changes.InboxUsed) -> None:
+    writer.raw(inbox.reply)
+    for name in _INBOX_NUMBERS:
+        writer.number(getattr(inbox, name))
+
+
+def read_inbox(reader: Reader) -> changes.InboxUsed:
+    reply = read_reply(reader)
+    numbers = {name: reader.number() for name in _INBOX_NUMBERS}
+    if not reply or not numbers["batch"]:
+        raise CorruptState("an inbox without a reply subject or a pull")
+    return changes.InboxUsed(reply, **numbers)
+
+
+_INBOX_NUMBERS = ("window", "window_bytes", "batch", "pulled_ns", "gap_ns")
+
+
+def read_reply(reader: Reader) -> bytes:
     reply = reader.raw()
     if len(reply) > MAX_REPLY_BYTES:
         raise CorruptState(f"a reply subject of {len(reply)} bytes")
-    number, left, left_bytes, expires_at_ns = [reader.number() for _ in range(4)]
-    return changes.StoredPull(number, reply, left, left_bytes, expires_at_ns)
+    return reply
 
 
 def read_offsets(reader: Reader) -> Ints:
@@ -268,6 +290,7 @@ _CODECS: tuple[_Codec, ...] = (
         lambda reader: changes.TakenOver(reader.number(MAX_TIME_NS)),
     ),
     (changes.PullsChanged, _write_pulls, _read_pulls),
+    (changes.InboxUsed, write_inbox, read_inbox),
 )
 """The index of a change is its tag on disk, so add new changes at the end."""
 

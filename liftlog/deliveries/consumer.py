@@ -26,6 +26,7 @@ from liftlog.deliveries.block import NEVER
 from liftlog.deliveries.codec import encode_delta
 from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints
 from liftlog.deliveries.demand import PullRequest, Pulls, PushWindow, Share
+from liftlog.deliveries.inboxes import UsedInboxes
 from liftlog.deliveries.instructions import (
     Advisory,
     AdvisoryKind,
@@ -46,11 +47,12 @@ from liftlog.deliveries.settings import (
     Settings,
 )
 from liftlog.deliveries.state import ConsumerState
-from liftlog.deliveries.statuses import left_over
+from liftlog.deliveries.statuses import TIMED_OUT, left_over
 
 _MOST_BLOCKS = 32
 """Maximum number of blocks that one `tick` examines, which takes about 2 ms."""
 
+_LAZY = changes.PullsChanged | changes.InboxUsed | changes.Advanced
 _NO_PRIORITIES = PriorityPolicy.NONE
 _EXPLICIT, _ALL, _NONE = AckPolicy  # bound here, as looking up a member takes a while
 
@@ -92,6 +94,7 @@ class Consumer:
         """Lead a consumer. Call `take_over` first unless the state is new."""
         self.state = state
         self._pulls = Pulls()
+        self._inboxes = UsedInboxes()
         self._push = PushWindow()
         self._changes: list[changes.Change] = []
         self._instructions: list[Instruction] = []
@@ -104,6 +107,7 @@ class Consumer:
         """Accept or refuse a pull of a client. `num_pending` is the number of matching records from
         `next_offset` on."""
         available = num_pending + self.state.pending.queued
+        self._inboxes.pulled(request, self.state.inboxes, now_ns)
         self._instructions += self._pulls.add(request, available, self.state.settings, now_ns)
 
     def drop_pulls(self, replies: Iterable[bytes]) -> None:
@@ -123,6 +127,10 @@ class Consumer:
     def waiting(self) -> list[bytes]:
         """The replies of the waiting pulls, including pulls that arrived in this turn."""
         return self._pulls.replies
+
+    def send(self, status: Status) -> None:
+        """Send a status in this turn."""
+        self._instructions.append(status)
 
     def end_pulls(self, why: Ending) -> None:
         """End all waiting pulls with a status."""
@@ -153,7 +161,7 @@ class Consumer:
         pending."""
         found = self.state.pending.find(asked)
         asked = asked[found.is_queued]
-        is_there, places = _places(asked, records.offsets)
+        is_there, places = records.find(asked)
         if not is_there.all():
             self._do(changes.Done(np.sort(asked[~is_there])))
         offsets, counts = asked[is_there], found.counts[found.is_queued][is_there] + 1
@@ -302,6 +310,7 @@ class Consumer:
         self.state = state
         self._changes.clear()
         self._pulls.store_again()
+        self._inboxes.store_again()
         self._log_start = 0
 
     def take_over(self, now_ns: int) -> None:
@@ -309,8 +318,7 @@ class Consumer:
         restarts the ack wait of each message that a worker may have. Delays of naks do not
         change."""
         for pull in self.state.pulls.values():
-            status = left_over(pull.reply, b"408 Request Timeout", pull.left, pull.left_bytes)
-            self._instructions.append(status)
+            self.send(left_over(pull.reply, TIMED_OUT, pull.left, pull.left_bytes))
         self._do(changes.TakenOver(now_ns))
         self._is_paused = self.state.settings.is_paused(now_ns)
 
@@ -344,9 +352,9 @@ class Consumer:
         pulls = self._pulls.take_changes(self.state.pulls)
         if pulls is not None:
             self._do(pulls)
-        is_lazy = all(
-            isinstance(one, changes.PullsChanged | changes.Advanced) for one in self._changes
-        )
+        for inbox in self._inboxes.take_changes():
+            self._do(inbox)
+        is_lazy = all(isinstance(one, _LAZY) for one in self._changes)
         turn = Turn(tuple(self._instructions), encode_delta(self._changes), is_lazy)
         self._instructions.clear()
         self._changes.clear()
@@ -489,12 +497,3 @@ def _bounds(numbers: Ints) -> tuple[int, int]:
         few = numbers.tolist()
         return min(few), max(few)
     return int(numbers.min()), int(numbers.max())
-
-
-def _places(asked: Ints, offsets: Ints) -> tuple[Bools, Index]:
-    """Return a mask of the offsets in `asked` that occur in `offsets`, and their indices in
-    `offsets`. `offsets` ascend."""
-    places = np.searchsorted(offsets, asked)
-    is_there = places < len(offsets)
-    is_there[is_there] = offsets[places[is_there]] == asked[is_there]
-    return is_there, places[is_there]

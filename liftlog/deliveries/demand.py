@@ -16,11 +16,10 @@ from liftlog.deliveries.priorities import Priorities
 from liftlog.deliveries.pull import Pull
 from liftlog.deliveries.pull import PullRequest as PullRequest
 from liftlog.deliveries.settings import PriorityPolicy, Settings
-from liftlog.deliveries.statuses import exceeded, go_duration, heartbeat
+from liftlog.deliveries.statuses import TIMED_OUT, exceeded, go_duration, heartbeat
 
 _MOST_EXAMINED = 10_000
 """Maximum number of times that one turn examines a pull of a priority group."""
-TIMED_OUT = b"408 Request Timeout"
 _NO_MESSAGES = b"404 No Messages"
 _TOO_LARGE = b"409 Message Size Exceeds MaxBytes"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from liftlog.deliveries.columns import Ints
+from liftlog.deliveries.columns import Bools, Index, Ints
 
 _STAMP_DIGITS = 19
 """Digits of a time in ns since 1970, from 2001 to 2286."""
@@ -26,6 +26,14 @@ class Records:
         if not count:
             return self
         return Records(self.offsets[count:], self.sizes[count:], self.stamps_ns[count:])
+
+    def find(self, asked: Ints) -> tuple[Bools, Index]:
+        """Return a mask of the offsets in `asked` that have records, and the indices of these
+        records."""
+        places = np.searchsorted(self.offsets, asked)
+        is_there = places < len(self.offsets)
+        is_there[is_there] = self.offsets[places[is_there]] == asked[is_there]
+        return is_there, places[is_there]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 Equal states have equal snapshots. A decoded state has the same blocks as the encoded state, so both
 behave in the same way. Layout: version, settings, the numbers in the order of `_NUMBERS`, exhausted
-offsets, waiting pulls, blocks, the queue of redeliveries. A block has offsets, consumer sequences
-and stamps of all its messages, a bitmap of its pending messages (empty if all are pending), and the
-counts, phases and times of its pending messages. The journal adds a checksum.
+offsets, waiting pulls, blocks, the queue of redeliveries, inboxes (since version 2). A block has
+offsets, consumer sequences and stamps of all its messages, a bitmap of its pending messages (empty
+if all are pending), and the counts, phases and times of its pending messages. The journal adds a
+checksum.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from numpy.typing import NDArray
 from liftlog.deliveries.block import BLOCK_SIZE, MAX_COUNT, Block, Phase
 from liftlog.deliveries.codec import (
     check_version,
+    read_inbox,
     read_pull,
     read_settings,
+    write_inbox,
     write_pull,
     write_settings,
 )
 from liftlog.deliveries.columns import Index, Ints, Rising, Values
 from liftlog.deliveries.settings import MAX_PENDING, MAX_WAITING
-from liftlog.deliveries.state import MAX_EXHAUSTED, ConsumerState
+from liftlog.deliveries.state import MAX_EXHAUSTED, MAX_INBOXES, ConsumerState
 from liftlog.deliveries.wire import MAX_OFFSET, MAX_TIME_NS, Reader, Writer
 from liftlog.errors import CorruptState
 
-VERSION = 1
+VERSION = 2
 _NUMBERS = (
     "next_offset",
     "sequence",
@@ -56,6 +59,9 @@ def encode_snapshot(state: ConsumerState) -> bytes:
     for block in state.pending.blocks:
         _write_block(writer, block)
     writer.column(state.queue.all())
+    writer.number(len(state.inboxes))
+    for inbox in state.inboxes.values():
+        write_inbox(writer, inbox)
     return writer.done()
 
 
@@ -63,7 +69,7 @@ def decode_snapshot(data: bytes) -> ConsumerState:
     """Decode a snapshot. Raises NewerFormat for an unknown version, CorruptState for invalid
     bytes."""
     reader = Reader(data, 8 * _MOST_SLOTS)
-    check_version(reader.byte(), VERSION)
+    check_version(version := reader.byte(), VERSION)
     state = ConsumerState(read_settings(reader), 0)
     for name in _NUMBERS:
         setattr(state, name, reader.number(MAX_OFFSET))
@@ -79,6 +85,9 @@ def decode_snapshot(data: bytes) -> ConsumerState:
         state.pulls[pull.number] = pull
     _read_blocks(reader, state)
     _read_queue(reader, state)
+    for _ in range(reader.number(MAX_INBOXES) if version > 1 else 0):
+        inbox = read_inbox(reader)
+        state.inboxes[inbox.reply] = inbox
     if not reader.is_at_end:
         raise CorruptState("bytes follow the state")
     return state

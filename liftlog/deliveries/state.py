@@ -20,6 +20,8 @@ _NONE = AckPolicy.NONE
 
 MAX_EXHAUSTED = 1000
 """Number of exhausted offsets that the state keeps; older offsets are dropped."""
+MAX_INBOXES = 16
+"""Number of inboxes that the state keeps. The inboxes that were used last are kept."""
 
 
 class ConsumerState:
@@ -47,6 +49,9 @@ class ConsumerState:
         self.queue = RedeliveryQueue(self._is_queued)
         self.exhausted: deque[int] = deque(maxlen=MAX_EXHAUSTED)
         self.pulls: dict[int, changes.StoredPull] = {}
+        self.inboxes: dict[bytes, changes.InboxUsed] = {}
+        """Inboxes of clients with heartbeats, by reply subject, in the order of their newest
+        pulls."""
         self.delivered_ns = 0
         """Time of the newest delivery that was applied to this object; 0 if there was none.
         Snapshots do not contain it."""
@@ -182,6 +187,12 @@ class ConsumerState:
         if len(self.pulls) > MAX_WAITING:
             raise CorruptState(f"more than {MAX_WAITING} waiting pulls")
 
+    def _use_inbox(self, change: changes.InboxUsed) -> None:
+        self.inboxes.pop(change.reply, None)
+        self.inboxes[change.reply] = change
+        if len(self.inboxes) > MAX_INBOXES:
+            del self.inboxes[next(iter(self.inboxes))]
+
     def _is_queued(self, offsets: Ints, tickets: Ints) -> Bools:
         found = self.pending.find(offsets)
         return found.is_queued & np.equal(found.tickets, tickets)
@@ -202,4 +213,5 @@ _METHODS: dict[type[Any], Callable[[ConsumerState, Any], None]] = {
     changes.Updated: ConsumerState._update,
     changes.TakenOver: ConsumerState._take_over,
     changes.PullsChanged: ConsumerState._change_pulls,
+    changes.InboxUsed: ConsumerState._use_inbox,
 }

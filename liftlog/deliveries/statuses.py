@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from liftlog.deliveries.instructions import Status
 
+TIMED_OUT = b"408 Request Timeout"
 _MESSAGES, _BYTES = b"Nats-Pending-Messages", b"Nats-Pending-Bytes"
 
 _UNITS = ((3_600_000_000_000, "h"), (60_000_000_000, "m"))

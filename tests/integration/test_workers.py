@@ -158,6 +158,37 @@ def test_waiting_pulls_end_after_a_kill(server: NatsServer) -> None:
         assert_no_traceback(daemon)
 
 
+def test_a_pull_that_the_killed_daemon_has_not_read_ends(server: NatsServer) -> None:
+    """Its client counts it, and would pull again only after two missed heartbeats: 30 s with the
+    clients' defaults."""
+    with started(server) as daemon, RawNats(server.port, timeout=PATIENCE) as raw:
+        until(lambda: answers(daemon))
+        assert "error" not in create(raw)
+        inbox = raw.new_reply()
+
+        def pull(batch: int) -> None:
+            body = {"batch": batch, "expires": 600 * SECOND, "idle_heartbeat": 300 * SECOND}
+            raw.pub("$JS.API.CONSUMER.MSG.NEXT.jobs.c", json.dumps(body), reply=inbox)
+
+        for batch in (3, 2):
+            pull(batch)
+            publish(raw, *"abc"[:batch])
+            for _ in range(batch):
+                raw.request(raw.next_message().reply, b"+ACK")
+        os.kill(daemon.pid, signal.SIGSTOP)
+        pull(2)
+        raw.ping()  # NATS has the pull
+        daemon.kill()
+        daemon.restart()
+        status = raw.next_message().headers
+        assert status.startswith(b"NATS/1.0 408 Request Timeout")
+        assert b"Nats-Pending-Messages: 3\r\n" in status, "all that it may expect"
+        pull(3)
+        publish(raw, "d")
+        assert raw.next_message().payload == b"d"
+        assert_no_traceback(daemon)
+
+
 def test_a_full_stop_and_start_keeps_everything(server: NatsServer) -> None:
     with started(server) as daemon, RawNats(server.port, timeout=PATIENCE) as raw:
         until(lambda: answers(daemon))

@@ -149,6 +149,35 @@ async def test_the_next_leader_goes_on(cluster: Cluster, client: Client, way: st
     assert (info["num_ack_pending"], info["num_pending"]) == (0, 0)
 
 
+async def test_the_next_leader_ends_pulls_that_no_leader_has_read(
+    cluster: Cluster, client: Client
+) -> None:
+    """A client that still counts on such pulls does not pull again when the known one ends."""
+    name = "unread"
+    await stream(client, name, 3, 0)
+    assert "error" not in await consumer(client, name)
+    waiting = await client.subscribe("un.read")
+    body = {"batch": 9, "expires": 600 * 10**9, "idle_heartbeat": 300 * 10**9}
+    for number, batch in enumerate((9, 4)):
+        pull = json.dumps({**body, "batch": batch}).encode()
+        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.w", pull, reply="un.read")
+        await publish(client, name, number)
+        await (await waiting.next_msg(timeout=5)).ack_sync(timeout=5)
+    await asyncio.to_thread(cluster.kill, cluster.leader(name))
+    left = []
+    for _ in range(3):
+        ended = await waiting.next_msg(timeout=30)
+        assert ended.headers["Status"] == "408"
+        left.append(int(ended.headers["Nats-Pending-Messages"]))
+    assert sorted(left[:2]) == [4, 7] or sorted(left[:2]) == [3, 8], "as the state has it"
+    assert left[2] == 9, "all that the client may expect"
+    await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.w", pull, reply="un.read")
+    await publish(client, name, 2)
+    message = await waiting.next_msg(timeout=5)
+    assert message.data == b"2"
+    await waiting.unsubscribe()
+
+
 async def test_push_goes_on(cluster: Cluster, client: Client) -> None:
     await stream(client, "pushed", 3, 5)
     got: list[Any] = []

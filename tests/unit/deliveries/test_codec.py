@@ -15,6 +15,7 @@ from liftlog.deliveries import changes
 from liftlog.deliveries.acks import AckKind
 from liftlog.deliveries.codec import apply_delta, decode_delta, encode_delta
 from liftlog.deliveries.columns import Rising
+from liftlog.deliveries.demand import PullRequest
 from liftlog.deliveries.records import Scan
 from liftlog.deliveries.settings import (
     MAX_PENDING,
@@ -57,6 +58,7 @@ EVERY_CHANGE = [
     ),
     changes.TakenOver(NOW),
     changes.PullsChanged((changes.StoredPull(5, b"_INBOX.a", 3, 0, NOW),), (1, 4)),
+    changes.InboxUsed(b"_INBOX.a", 500, 7, 251, NOW, SECOND),
 ]
 
 
@@ -74,6 +76,7 @@ def busy_state() -> Lead:
     lead.ack(np.arange(1, 99, 2), kind=AckKind.PROGRESS)
     lead.advance(1)
     lead.pull(5, b"_INBOX.x")
+    lead.consumer.pull(PullRequest(b"_INBOX.y", 5, heartbeat_ns=SECOND), 0, lead.now)
     lead.end_turn()
     return lead
 
@@ -142,11 +145,37 @@ def test_the_snapshot_of_a_busy_state_comes_back() -> None:
     state = decode_snapshot(data)
     assert encode_snapshot(state) == data
     assert state.pulls.keys() == lead.state.pulls.keys()
+    assert state.inboxes == lead.state.inboxes != {}
     for name in ("total", "queued", "redelivered"):
         assert getattr(state.pending, name) == getattr(lead.state.pending, name) > 0, name
     assert list(state.exhausted) == list(lead.state.exhausted) != []
     assert state.queue.all().tolist() == lead.state.queue.all().tolist() != []
     assert state.pending.due_ns() == lead.state.pending.due_ns()
+
+
+def test_a_snapshot_without_inboxes_is_read() -> None:
+    """As versions before the inboxes wrote it."""
+    lead = Lead()
+    lead.deliver(3)
+    data = encode_snapshot(lead.state)
+    assert data.endswith(b"\0"), "no inboxes"
+    state = decode_snapshot(b"\1" + data[1:-1])
+    assert state.inboxes == {}
+    assert encode_snapshot(state) == data
+
+
+@pytest.mark.parametrize(
+    "inbox",
+    [
+        changes.InboxUsed(b"", 1, 0, 1, NOW, 0),
+        changes.InboxUsed(b"_INBOX.a", 1, 0, 0, NOW, 0),
+        changes.InboxUsed(b"x" * 4097, 1, 0, 1, NOW, 0),
+    ],
+    ids=["no reply", "no pull", "long"],
+)
+def test_an_impossible_inbox_is_refused(inbox: changes.InboxUsed) -> None:
+    with pytest.raises(CorruptState):
+        decode_delta(encode_delta([inbox]))
 
 
 def test_the_deltas_alone_make_the_same_state() -> None:
@@ -160,9 +189,10 @@ def test_the_deltas_alone_make_the_same_state() -> None:
 
 def test_unknown_versions_and_changes_are_refused() -> None:
     snapshot, delta = encode_snapshot(busy_state().state), encode_delta(EVERY_CHANGE[:1])
-    for version in (2, 200):
+    for version in (3, 200):
         with pytest.raises(NewerFormat):
             decode_snapshot(bytes((version,)) + snapshot[1:])
+    for version in (2, 200):
         with pytest.raises(NewerFormat):
             decode_delta(bytes((version,)) + delta[1:])
     with pytest.raises(NewerFormat):

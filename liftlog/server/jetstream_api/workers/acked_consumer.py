@@ -223,6 +223,7 @@ class AckedConsumer:
         self.pulls.grow_older(now_ns)
         self._buffer.tick(now_ns)
         self._take_pulls(now_ns)
+        self.pulls.end_lost(machine, self._shared.leaf, now_ns, self._acked_ns)
         self.local.pull(machine, now_ns)
         self._buffer.drop_removed(self._cursor, self.machine)
         if (due := machine.due_ns()) is not None and due <= now_ns:

@@ -273,7 +273,7 @@ class AckedConsumers:
                 lambda: [
                     one
                     for one in self._consumers()
-                    if one.spec.deliver_subject or one.machine.state.pulls
+                    if one.spec.deliver_subject or one.machine.state.pulls or one.pulls.silent
                 ],
                 self._leaf.has_interest,
                 self._clock.now_ns,

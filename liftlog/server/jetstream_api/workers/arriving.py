@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Callable
 
 from liftlog.deliveries.consumer import Consumer
+from liftlog.deliveries.inboxes import SilentInboxes
 from liftlog.deliveries.pull import PullRequest
 from liftlog.deliveries.settings import MAX_WAITING
 from liftlog.deliveries.state import ConsumerState
 from liftlog.server.jetstream_api.consumers.budget import Part
+from liftlog.server.jetstream_api.consumers.leaf import LeafLink
 from liftlog.server.jetstream_api.workers.local_work import is_local
 
 _GRACE_NS = 2_000_000_000
@@ -28,6 +30,7 @@ class ArrivingPulls:
     def __init__(self, part: Part) -> None:
         """`part` is this consumer's part of the limit on the waiting pulls of all consumers."""
         self.queue: deque[PullRequest] = deque()
+        self.silent = SilentInboxes()
         self._part = part
         self._earlier: list[tuple[bytes, int]] = []
         self._delivered_ns = 0
@@ -39,6 +42,7 @@ class ArrivingPulls:
         """Note which pulls the former leader has read; see `was_read`. `state` is its state."""
         self._earlier = [(one.reply, one.expires_at_ns) for one in state.pulls.values()]
         self._delivered_ns = state.delivered_ns
+        self.silent.take_over(state.inboxes)
 
     def was_read(self, reply: bytes, expires_ns: int, began_ns: int) -> bool:
         """Return True if the former leader has read a pull. The pull was published at `began_ns`,
@@ -61,6 +65,7 @@ class ArrivingPulls:
         if is_full or not self._part.resize(waiting + len(self.queue) + 1):
             return False
         self.queue.append(request)
+        self.silent.pulled(request.reply)
         return True
 
     def has_no_subscriber(self, reply: bytes, now_ns: int) -> None:
@@ -89,9 +94,25 @@ class ArrivingPulls:
             machine.drop_pulls(dead)
         return len(dead) == len(missing)
 
+    def end_lost(self, machine: Consumer, leaf: LeafLink, now_ns: int, acked_ns: int) -> None:
+        """End the pulls that the former leader has not read, if their clients seem to be idle.
+        `acked_ns` is the time of the newest ack."""
+        if not leaf.connected:
+            self.silent.begin_again()
+        elif self.silent:
+            pending = machine.state.pending
+            held = pending.total - pending.queued
+            for status in self.silent.end(now_ns, acked_ns, held, leaf.has_interest):
+                machine.send(status)
+
     def due_ns(self) -> int | None:
-        """Return the time at which a pull without a subscriber has waited long enough."""
-        return min(self._young.values()) + _GRACE_NS if self._young else None
+        """Return the time at which a pull without a subscriber has waited long enough, or at which
+        a lost pull may be ended."""
+        due_ns = self.silent.due_ns()
+        if not self._young:
+            return due_ns
+        grown_ns = min(self._young.values()) + _GRACE_NS
+        return grown_ns if due_ns is None else min(grown_ns, due_ns)
 
     def pass_on(self, machine: Consumer, left: int, now_ns: int) -> None:
         """Pass on all pulls that no turn has examined. `left` is the number of records that
