@@ -176,6 +176,8 @@ async def test_the_next_leader_ends_pulls_that_no_leader_has_read(
     message = await waiting.next_msg(timeout=5)
     assert message.data == b"2"
     await waiting.unsubscribe()
+    await asyncio.to_thread(cluster.start)
+    await asyncio.to_thread(cluster.wait_isr, name)
 
 
 async def test_push_goes_on(cluster: Cluster, client: Client) -> None:
