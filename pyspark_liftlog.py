@@ -1,4 +1,4 @@
-"""Registers `format("liftlog")`, because Spark imports every module with a name that begins with
+"""Registers `format("liftlog")`. Spark imports every module with a name that begins with
 `pyspark_`."""
 
 from liftlog.spark.source import LiftlogSource as DefaultSource

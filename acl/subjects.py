@@ -125,11 +125,13 @@ class _Known:
     def __init__(self) -> None:
         self._bit = 1
         self._ended: list[int] = []
-        """By number of tokens: the set of patterns with this number that do not end with `>`."""
+        """At each index: the set of patterns that have this number of tokens and do not end with
+        `>`."""
         self._longer: list[int] = []
-        """By position: the set of patterns that have a token at this position."""
+        """At each index: the set of patterns that have a token at this position."""
         self._with: list[dict[str, int]] = []
-        """By position and token: the set of patterns that have this token at this position."""
+        """At each index: a map of each token to the set of patterns that have this token at this
+        position."""
 
     def add(self, tokens: Sequence[str]) -> None:
         while len(self._with) < len(tokens):

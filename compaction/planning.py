@@ -84,7 +84,7 @@ class CompactionPolicy:
 
 
 class StoppedBy(StrEnum):
-    """Reasons why a segment, and all after it, cannot be compacted yet."""
+    """Reasons why a segment and all segments after it cannot be compacted yet."""
 
     BOUND = "it is active, or extends past the bound"
     PROTECTED = "it is younger than protect_newer_than"

@@ -24,7 +24,8 @@ from .format import COOKIE as OUR_COOKIE
 from .format import FLAG_CRC, HEADER, HEADER_SIZE, HEADER_SIZE_WITH_CRC, VERSION
 
 MIN_ROWS = 16
-"""Minimum number of envelopes. Fewer envelopes are decoded one by one, which is as fast."""
+"""Minimum number of envelopes. Fewer envelopes are decoded one by one, because decoding them
+together would not be faster."""
 
 _BINARY, _ASCII, _WORD, _CHECKSUM = range(4)
 _FIELDS = {

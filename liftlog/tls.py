@@ -81,7 +81,8 @@ def own_certificate(context: ssl.SSLContext) -> bytes:
 
 
 class Prospect(NamedTuple):
-    """The expected verdict of clients on a certificate, apart from its issuer and its names."""
+    """The verdict on a certificate that is expected from clients. Its issuer and its names are not
+    considered."""
 
     refused: str
     """The reason why clients refuse the certificate, for example that it has expired; empty if they

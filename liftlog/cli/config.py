@@ -57,8 +57,8 @@ def config_commands() -> None:
 def init(file: Path | None) -> None:
     """Write a new configuration file with comments.
 
-    The file has every setting with its meaning and default, as a comment. Without FILE the command
-    prints it. The command never overwrites an existing file.
+    The file has every setting with its meaning and default, as a comment. Without FILE, the command
+    prints the content. The command never overwrites an existing file.
 
     \b
     Example:

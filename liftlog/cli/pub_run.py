@@ -412,7 +412,7 @@ def load_nats(servers: Iterable[str]) -> None:
 
 
 def not_connected(servers: Sequence[str], error: NatsUnavailable) -> Problem:
-    """Return the error that no connection to any of these servers is possible."""
+    """Return the error which reports that none of these servers can be reached."""
     where = mask(", ".join(servers))
     if "authorization" in error.message.lower() or "authentication" in error.message.lower():
         return Problem(

@@ -56,9 +56,9 @@ class StreamMetadata:
     eligible: tuple[str, ...] = ()
     last_eligible: tuple[str, ...] = ()
     starts: Mapping[str, int] = field(default_factory=dict)
-    """By node: the number of the start that the node registered last. The number grows with each
-    start of the node. A node whose copy is no longer needed stays in this map until it has removed
-    the copy."""
+    """Maps each node to the number of the start that the node registered last. The number grows
+    with each start of the node. A node whose copy is no longer needed stays in this map until it
+    has removed the copy."""
     adding: tuple[str, ...] = ()
     """Replicas that a pending reassignment adds; they are among `replicas`."""
     removing: tuple[str, ...] = ()

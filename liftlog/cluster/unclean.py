@@ -39,6 +39,5 @@ def best_copy(record: StreamMetadata, told: Mapping[str, Known | None]) -> str |
 
 
 def tells_of(record: StreamMetadata, known: Known | None) -> bool:
-    """Return True if a node has reported the end of its copy, and that it acts on exactly this
-    record."""
+    """Return True if a node has reported the end of its copy, and acts on exactly this record."""
     return known is not None and known.log is not None and known.record == record

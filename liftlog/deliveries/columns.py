@@ -12,7 +12,7 @@ Index = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 
 MAX_SPAN = 2**32
-"""The numbers of a rising column differ by less than this."""
+"""The numbers of a rising column differ by less than this value."""
 
 NO_INTS: Ints = np.empty(0, np.int64)
 NO_INTS.setflags(write=False)

@@ -29,7 +29,8 @@ _ENDINGS = {
     Ending.LEADERSHIP_CHANGE: (b"409 Leadership Change", False),
     Ending.SERVER_SHUTDOWN: (b"409 Server Shutdown", True),
 }
-"""By ending: its status, and True if the status also has the remaining counts of the pull."""
+"""Maps each ending to its status, and to True if the status also has the remaining counts of the
+pull."""
 
 
 Share = tuple[bytes, Index]

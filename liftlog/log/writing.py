@@ -68,7 +68,7 @@ class LogWriter:
     def append(self, batches: Sequence[EncodedBatch]) -> None:
         """Write batches at the end: all or, on an error, none.
 
-        Not durable before `sync`. Raises DiskFull, StorageError.
+        The batches are durable after `sync`. Raises DiskFull, StorageError.
         """
         state = self.state
         active = state.active

@@ -73,7 +73,8 @@ class Destinations:
         self._inbox_is_ordinary = any(is_subset("_INBOX.>", pattern) for pattern in self._chosen)
         self._cached = lru_cache(maxsize=_CACHED)(self._decide)
         self.version = 0
-        """Rises with each `add`. An earlier decision may then no longer be valid."""
+        """A number that rises with each `add`. After an `add`, earlier decisions may no longer be
+        valid."""
         self.add(attached, witnesses)
 
     def add(self, attached: Iterable[str] = (), witnesses: Iterable[str] = ()) -> None:

@@ -78,8 +78,8 @@ class Sequencer(Tail):
             commit_clock=commit_clock,
         )
         self.sibling_streams: Mapping[bytes, Sequence[str]] = {}
-        """By stream name: the subjects of other streams, which store their own copies of messages.
-        May include this stream."""
+        """Maps the names of other streams, which store their own copies of messages, to their
+        subjects. May include this stream."""
         self.columns_from_rows = _COLUMNS_FROM_ROWS
         """Runs with fewer messages are judged one message at a time, with the same result."""
         self.too_few_copies: RefusalReason | None = None

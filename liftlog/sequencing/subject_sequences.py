@@ -33,7 +33,8 @@ def deletes_subject(key: bytes | None, value: bytes | None) -> bool:
 
 
 class Notes(dict[bytes, int]):
-    """By mark: the last offset of each subject in one commit group. Notes belong to one table."""
+    """Maps the mark of each subject in one commit group to the last offset of the subject there.
+    Belongs to one table."""
 
     __slots__ = ("table",)
 

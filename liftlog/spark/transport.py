@@ -79,8 +79,8 @@ class ScanRange:
     mark: CompactionMark | None = None
     """The mark of the compaction; None unless a compacted stream is read from a daemon."""
     cleaned_below: int | None = None
-    """For a stream without compaction: the end of the last compaction before it was switched off,
-    or 0; None for a compacted stream."""
+    """For a stream without compaction: the end of the last compaction before compaction was
+    switched off, or 0; None for a compacted stream."""
     servers: tuple[str, ...] = ()
     """Addresses of nodes that can serve the read. If empty, the addresses in the options are
     used."""

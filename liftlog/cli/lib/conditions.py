@@ -50,8 +50,8 @@ def shown(conditions: Iterable[Any]) -> list[Shown]:
 
 
 def conditions_of(info: DaemonInfo) -> list[Shown]:
-    """Return the conditions of a daemon. A daemon that is too old to report conditions has its NATS
-    state and its warnings converted to conditions."""
+    """Return the conditions of a daemon. If a daemon is too old to report conditions, its NATS
+    state and its warnings are converted to conditions."""
     if info.conditions:
         return shown(info.conditions)
     found = []

@@ -54,8 +54,8 @@ class Routes:
         self._order = list(self.targets)
         self._leaders: dict[str, str] = {}
         self._declined: dict[str, set[str]] = {}
-        """By read: the nodes that have refused the read since its last answer, because they are not
-        in sync. Used only for reads that any node in sync may answer."""
+        """Maps each read to the nodes that have refused the read since its last answer, because
+        they are not in sync. Used only for reads that any node in sync may answer."""
 
     @property
     def has_choice(self) -> bool:
@@ -67,7 +67,7 @@ class Routes:
         return self._leaders.get(key, self._order[0])
 
     def deadline_at(self, now: float, deadline: float | None) -> float | None:
-        """Return the time until which to try one address. If it is the only address, this is
+        """Return the time until which to try one address. If it is the only address, the result is
         `deadline`."""
         if not self.has_choice:
             return deadline

@@ -48,7 +48,8 @@ HEAD = np.dtype(
 """The header as numpy reads it: the fields of format.HEADER, by their names in BatchHeader."""
 
 FEWEST_BATCHES = 32
-"""Fewer batches are decoded one by one, which is then faster."""
+"""Fewer batches than this number are decoded one by one, because decoding them together would take
+longer."""
 _MOST_BATCHES = 4096
 _LARGEST_BYTES = 4096
 _MAGIC = int.from_bytes(MAGIC, "little")

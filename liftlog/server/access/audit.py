@@ -37,7 +37,8 @@ class Audit:
         self._whole: Buckets[str] = Buckets(_ALTOGETHER, now)
         self._suppressed: Counter[str] = Counter()
         self.denied_total: Counter[tuple[str, str]] = Counter()
-        """Number of refused requests and logins, by operation (or `login`) and way in."""
+        """Number of refused requests and logins, by operation (or `login`) and by port
+        (`way_in`)."""
 
     def denied(
         self, principal: str | None, peer: str, operation: str, stream: str, explanation: str

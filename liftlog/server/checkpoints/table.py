@@ -58,7 +58,7 @@ class CheckpointTable:
         self._entries: dict[CheckpointKey, Stored] = dict(entries or {})
         self._order = sorted(self._entries)
         self._consumers_of: dict[str, list[str]] = {}
-        """By stream, in order."""
+        """Maps each stream to its consumers, in order."""
         for consumer, stream in self._order:
             self._consumers_of.setdefault(stream, []).append(consumer)
         self._owned = Counter([one.owner for one in self._entries.values()])

@@ -73,15 +73,15 @@ class NatsConnection:
         """The numbers of the subjects of each subscription, without the subjects that NATS
         refuses."""
         self._handlers: dict[int, RunHandler] = {}
-        """By run number. The run number of a subscription is the first number that it had on this
-        connection."""
+        """Maps each run number to the handler of the run. The run number of a subscription is the
+        first number that the subscription had on this connection."""
         self._runs: dict[LinkSubscription, int] = {}
         self._joined_runs: dict[bytes, bytes] = {}
         """Maps each other number of a subscription to its run number."""
         self._wanted: dict[int, tuple[LinkSubscription, str]] = {}
         self._asked: dict[int, str] = {}
-        """By number of a subject that waits for an answer: the reason if NATS has refused the
-        subject, else ""."""
+        """Maps the number of each subject that waits for an answer to the reason if NATS has
+        refused the subject, else to ""."""
         self._refused_unnamed = ""
         self.chunk_end = on_chunk_end
         self._on_revoked = on_revoked

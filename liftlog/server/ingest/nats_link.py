@@ -174,8 +174,8 @@ class NatsLink:
         await connection.room()
 
     def _within_payload(self, commands: bytes, max_payload_bytes: int) -> bytes:
-        """Drop commands that are too large: the server would close the connection, and messages of
-        other streams would be lost."""
+        """Drop commands that are too large. Otherwise the server would close the connection, and
+        messages of other streams would be lost."""
         commands, left_out = within_payload(commands, max_payload_bytes)
         if left_out:
             self.counters.acks_oversized += left_out

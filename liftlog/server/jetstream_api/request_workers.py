@@ -27,7 +27,7 @@ class RequestWorkers(NamedTuple):
     drop: Callable[[Message], None]
     """Receives each request that has waited for too long."""
     was_repeated: Callable[[Message], bool]
-    """Returns True, once, for a request that may be answered however old it is."""
+    """Returns True, once, for a request that may be answered regardless of its age."""
 
     async def work(self) -> None:
         """Answer requests until the task is cancelled. A worker answers several requests within its

@@ -193,7 +193,8 @@ class EmbeddedNats:
         return await self._process.wait()
 
     async def keep_running(self) -> None:
-        """Restart the server on the same port whenever it ends. Cancel this before `stop`."""
+        """Restart the server on the same port whenever it ends. Cancel this call before you call
+        `stop`."""
         failures = 0
         while True:
             if self._process is not None:

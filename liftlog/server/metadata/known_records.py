@@ -43,7 +43,7 @@ class Known(NamedTuple):
     nodes: dict[str, bytes]
     """The store's entries of the nodes, as JSON."""
     held: dict[str, str]
-    """By stream name: the incarnation of each stream of which the directory has held a copy."""
+    """Maps each stream of which the directory has held a copy to the incarnation of the stream."""
     is_held_known: bool
     """True if `held` is complete."""
 

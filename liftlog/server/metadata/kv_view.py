@@ -15,7 +15,7 @@ from liftlog.cluster.store import Entry
 from liftlog.server.metadata.kv_bucket import ABSENT, Found, Notice
 
 Changes = dict[str, Entry | None]
-"""By changed key: its newest entry; None if the key was deleted or has expired."""
+"""Maps each changed key to its newest entry; to None if the key was deleted or has expired."""
 
 
 class BucketView:

@@ -395,8 +395,8 @@ class Mirror:
         return record_of(STREAM_PREFIX + name, entry), entry.revision
 
     async def read_newest_or_damaged(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """Like `read_newest`, but a damaged record counts as missing: the result is then None and
-        the revision of the record. Raises UnsupportedFormat, MetadataUnavailable."""
+        """Like `read_newest`, but a damaged record counts as missing: in that case the result is
+        None and the revision of the record. Raises UnsupportedFormat, MetadataUnavailable."""
         entry = await self._get_newest(name)
         if entry is None:
             return None, 0

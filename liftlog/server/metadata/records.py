@@ -157,7 +157,7 @@ class StreamRecords:
         """The streams that the directory has held, with the revisions of the entries that note
         this."""
         self._due: dict[str, StreamMetadata | None] = {}
-        """By stream: the changes that are necessary after the start and not stored yet; None
+        """Maps each stream to the change that is necessary after the start and not stored yet; None
         deletes the record."""
         self.problem = ""
         """The reason why the file could not be read; empty if it could be read, or does not

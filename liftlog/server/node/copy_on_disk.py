@@ -102,8 +102,8 @@ class CopyOnDisk:
     # --- which records it has ---
 
     async def register(self, record: StreamMetadata) -> None:
-        """Register this start of the node in the record, and whether the copy has all records that
-        this node has confirmed."""
+        """Register this start of the node in the record. Also note there whether the copy has all
+        records that this node has confirmed."""
         log, is_whole = await self.open(record)
         member = self._node.member
 

@@ -26,8 +26,8 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _LEAVE_SECONDS = 5.0
 _STALLED_SECONDS = 1.0
-"""If a task has been blocked on the disk for longer than this, it can no longer end its role in
-time."""
+"""A task that has been blocked on the disk for longer than this time (in seconds) can no longer end
+its role in time."""
 
 
 class Replica:

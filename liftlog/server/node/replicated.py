@@ -198,7 +198,8 @@ class ReplicatedStreams:
 
     @property
     def isr_changes(self) -> dict[str, int]:
-        """By stream: the number of changes of the in-sync set while this node led the stream."""
+        """Maps each stream to the number of changes of the in-sync set while this node led the
+        stream."""
         return {name: one.role.isr_changes for name, one in self.replicas.by_name.items()}
 
     def not_in_sync(self) -> list[str]:

@@ -68,8 +68,8 @@ def limits_of(pull: PullSettings) -> PullLimits:
 
 
 ENCODED_UNSENT_BYTES = 1 * MIB
-"""An answer is only encoded into memory while fewer bytes than this are unsent on its
-connection."""
+"""An answer is encoded into memory only while its connection has fewer unsent bytes than this
+number."""
 
 HELD_FRAMES_BYTES = 1 * MIB
 """Maximum memory of unsent frames on one connection. Above it, no requests are read."""

@@ -43,7 +43,8 @@ _RESUME_SECONDS = 0.002
 
 
 class Usage(NamedTuple):
-    """The time that the loop's thread has used, in seconds since the thread began."""
+    """The seconds for which the loop's thread has run, and has waited for a processor, since the
+    thread began."""
 
     running: float
     waiting: float

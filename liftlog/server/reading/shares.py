@@ -22,8 +22,8 @@ _MOST_SHARES = 1024
 """Maximum number of shares for one log and number of slots; enough for members with one slot
 each."""
 _MOST_OF_ALL = 8192
-"""Maximum number of shares of all logs. A share takes at most half a kilobyte, however many slots
-it has."""
+"""Maximum number of shares of all logs. A share takes at most half a kilobyte, regardless of its
+number of slots."""
 _KEPT_SECONDS = 10.0
 """A share that was not requested for this time (in seconds) is removed, because members send
 requests more often."""

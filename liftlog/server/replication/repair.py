@@ -28,8 +28,8 @@ its own damage yet."""
 
 
 class ReplicaDonors:
-    """Fetches records from the other nodes' own copies, up to their own high watermarks: committed
-    records are the same everywhere. See `liftlog.server.cleaning.mending.Donors`."""
+    """Fetches records from the other nodes' own copies, up to their own high watermarks, because
+    committed records are the same everywhere. See `liftlog.server.cleaning.mending.Donors`."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ logger = logging.getLogger("liftlog.server.replication")
 _LOOK_SECONDS = 1.0
 
 Told: TypeAlias = Mapping[str, Known | None]
-"""By replica: the copy that it has reported; None if it has reported nothing usable."""
+"""Maps each replica to the copy that it has reported; to None if it has reported nothing usable."""
 
 
 class UncleanRecovery:

@@ -153,7 +153,7 @@ class Broker:
         return self.clock_guard.now_ns()
 
     def ages_are_judged(self) -> bool:
-        """Return True if records are deleted for their age at present."""
+        """Return True if records are deleted by age at present."""
         return self.catalog.may_judge_ages() and self.clock_guard.wall_clock_is_trusted()
 
     def steady_ns(self) -> int:

@@ -163,8 +163,7 @@ class Catalog(Protocol):
     # --- ages ---
 
     def may_judge_ages(self) -> bool:
-        """Return False while the clocks of the cluster differ too much to delete records because of
-        their age."""
+        """Return False while the clocks of the cluster differ too much for deletion by age."""
         ...
 
     async def first_since(self, name: str, time_ns: int) -> tuple[str, int] | None:

@@ -146,8 +146,8 @@ class HostedStreams:
         self.attachments.settings_changed()
 
     def stream_added(self, host: StreamHost) -> None:
-        """Update the neighbours of a new stream. Unlike `streams_changed`, this does not take
-        longer if there are many streams."""
+        """Update the neighbours of a new stream. Unlike `streams_changed`, this method does not
+        take longer if there are many streams."""
         self.neighbours.added(host)
 
     def streams_change(self) -> None:

@@ -28,7 +28,8 @@ MAX_SHOWN_BYTES = 64 * 1024
 PREVIEW_CHARS = 240
 _HEX_BYTES = 16 * 1024
 LOOKED_AT_BYTES = 4096
-"""Number of bytes at the start of a value that decide whether it is shown as text."""
+"""Number of bytes at the start of a value that are examined to decide whether the value is shown as
+text."""
 _PREVIEWED_BYTES = 8 * 1024
 
 _CONTROL = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}

@@ -33,7 +33,7 @@ MAX_LONG = 2000
 """Maximum number of streams for which all spans are kept, at 18 KiB per stream. Further streams
 have only the finest span, at 5 KiB."""
 DAEMON = ""
-"""Name of the daemon's own history, in place of a stream's name, which is never empty."""
+"""Name of the daemon's own history. The name is empty, because no stream has an empty name."""
 _BETWEEN = "/"
 """Separator of two names; it occurs in no name of a stream, a consumer or a group."""
 _PER_TURN = 100

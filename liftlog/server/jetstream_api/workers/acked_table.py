@@ -105,7 +105,7 @@ class AckedConsumers:
             self._led = LedStreams(broker, self._open_led, self._lost, self.take)
         self._all: dict[str, dict[str, AckedConsumer]] = {}
         self._hosts: dict[str, StreamHost] = {}
-        """By stream: the host to which all its consumers in `_all` belong."""
+        """Maps each stream to the host to which all its consumers in `_all` belong."""
         self._by_key: dict[ConsumerKey, AckedConsumer] = {}
         self._opened = asyncio.Event()
         self._renewing = Renewing(self._builder, services)

@@ -28,8 +28,8 @@ _MOST_UNSERVED = 20_000
 _MOST_OF_TURN = 100_000
 _MOST_UNSENT_BYTES = 8 * 2**20
 _MOST_UNSYNCED, _MOST_UNWRITTEN = 20_000, 1_000
-"""Limits on the number of unsynced changes in the journal, while the journal can be written, and
-while it cannot be written."""
+"""Limits on the number of unsynced changes in the journal. The first limit applies while the
+journal can be written, the second limit while it cannot be written."""
 
 
 @dataclass(slots=True)

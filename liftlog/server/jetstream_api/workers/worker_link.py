@@ -163,7 +163,8 @@ class WorkerLink:
         self._next: asyncio.Handle | None = None
         self._waits: asyncio.TimerHandle | None = None
         self.urgency: Urgency | None = None
-        """If it is None, no acks wait, and all acks precede the pulls that came with them."""
+        """If the value is None, no acks wait, and all acks precede the pulls that came with
+        them."""
         self._is_held = False
         self._leaving: set[asyncio.Future[bool]] = set()
         self._is_open = asyncio.Event()
@@ -171,8 +172,8 @@ class WorkerLink:
         self._warnings = RareWarnings(logger)
         self._read_began = 0.0
         self.on_read_end: Callable[[float], None] = lambda seconds: None
-        """A callback that runs after acks or pulls were passed on. It receives the duration of the
-        passing on, in seconds."""
+        """A callback that runs after acks or pulls were passed on. It receives the time, in
+        seconds, that this step took."""
         self.counters = WorkerCounters()
         self.link = NatsLink(
             settings.model_copy(update={"name": f"{settings.name} workers"}),
