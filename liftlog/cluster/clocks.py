@@ -1,4 +1,4 @@
-"""Decides from the clocks of all nodes whether this node may delete records because of their age.
+"""Decides from the clocks of all nodes whether this node may delete records by age.
 
 A leader with a clock that is ahead deletes records too early, and its followers delete the same
 records. Therefore a node deletes no records by age while its clock differs from the clocks of most

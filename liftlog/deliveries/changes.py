@@ -139,11 +139,12 @@ class InboxUsed:
 
     reply: bytes
     window: int
-    """Messages of the first pull of this client, which is the most that it requests at a time."""
+    """Number of messages in the first pull of this client. The client requests at most this number
+    at a time."""
     window_bytes: int
-    """The same in bytes; 0 if the client sets no limit of bytes."""
+    """The limit of bytes in the first pull; 0 if the client sets no such limit."""
     batch: int
-    """Messages of the newest pull."""
+    """Number of messages in the newest pull."""
     pulled_ns: int
     gap_ns: int
     """Time between the two newest pulls that one leader has received; 0 if there was only one."""

@@ -212,7 +212,7 @@ class Consumer:
     def deliver_to_nobody(self, offset: int, stamp_ns: int, now_ns: int) -> None:
         """Count the first delivery of a record that no waiting client can take. `offset` is at or
         above `next_offset`, and no wanted record is between them. `stamp_ns` is the timestamp of
-        the record. Like any message without an ack, it falls due after the ack wait."""
+        the record. Like any message without an ack, the record falls due after the ack wait."""
         self._do(changes.Delivered(np.array([offset], np.int64), now_ns, stamp_ns, stamp_ns))
 
     def redeliver_to_nobody(self, offset: int, now_ns: int) -> None:

@@ -24,21 +24,24 @@ from liftlog.deliveries.state import MAX_INBOXES
 from liftlog.deliveries.statuses import TIMED_OUT, left_over
 
 _REFRESH_NS = 1_000_000_000
-"""The state is told at most this often, in ns, that an inbox was used again."""
+"""Minimum time, in ns, after which the state notes again that an inbox is in use."""
 _WAIT_NS = 750_000_000
-"""Time, in ns, in which a client answers the end of its pull, even on a busy machine."""
+"""Time, in ns, within which a client answers the end of its pull, even on a busy machine."""
 _MESSAGES = 4
-"""A client without acks for the usual time of this many messages is idle."""
+"""A client counts as idle only if no ack has arrived for the time that it usually needs for this
+number of messages."""
 _PARTS = 4
-"""The same for this part of the usual time between two pulls. Clients can ack several messages at
-once."""
+"""Divisor: a client counts as idle only if no ack has arrived for a quarter of the usual time
+between two of its pulls, because clients can ack several messages at once."""
 _GAPS = 3
-"""A client without pulls for this many times the usual time between two pulls is idle, although
-other clients of the consumer send acks."""
+"""A client that has sent no pull for this multiple of the usual time between two of its pulls
+counts as idle, even if other clients of the consumer send acks."""
 _UNKNOWN_NS = 3_000_000_000
-"""Time, in ns, for a client of which only one pull is known."""
+"""A client of which only one pull is known counts as idle only if no ack has arrived for this time
+(in ns)."""
 _MOST_ENDS = 3
-"""Number of statuses to one inbox. NATS can lose a status, and `window` can be too small."""
+"""Maximum number of statuses to one inbox. NATS can lose a status, and `window` can be too
+small."""
 
 
 class UsedInboxes:
@@ -96,7 +99,7 @@ class SilentInboxes:
         self._silent = {reply: _Silent(one) for reply, one in stored.items()}
 
     def pulled(self, reply: bytes) -> None:
-        """Note a pull: its client does not wait for an earlier one."""
+        """Note a pull. The client of the pull does not wait for an earlier pull."""
         if self._silent:
             self._silent.pop(reply, None)
 

@@ -264,7 +264,7 @@ class StoredHeaders:
         """Add the header blocks of a batch.
 
         `ahead_ns` is added to the timestamps of the batch, because their clock is behind the
-        reference clock by this time. The results are limited to `latest_ns`, because no stored
+        reference clock by this amount. The results are limited to `latest_ns`, because no stored
         record can be from the future. Raises CorruptBatch; in that case no block of the batch is
         added.
         """

@@ -222,8 +222,8 @@ class Tail:
         return self.last_timestamp_ns if self._commit_clock is None else self._commit_clock()
 
     def hold(self, group: CommitGroup) -> bytes:
-        """Hold the oldest group that is out, which is durable on this node. Returns the acks under
-        the policy `leader`, and keeps the other answers until `release`."""
+        """Hold the oldest group that is out. The group is durable on this node. Returns the acks
+        under the policy `leader`, and keeps the other answers until `release`."""
         answers = self._settle(group)
         early, timed_acks = group.early_answers, group.timed_acks
         if timed_acks and self.config.is_replicated:

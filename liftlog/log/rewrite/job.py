@@ -77,8 +77,8 @@ sleeps to limit the rate. If it raises an exception, the job ends."""
 class CompactJob(_CrossesProcesses):
     """A job that keeps only the newest record of each key of one stream.
 
-    `plan` is the result of `compaction.plan_compaction`; `sources` are the segments that take part:
-    consecutive and sealed, oldest first, from the oldest segment in the manifest on.
+    `plan` is the result of `compaction.plan_compaction`; `sources` are the segments that take part.
+    They are sealed and consecutive, and begin with the oldest segment in the manifest.
     """
 
     directory: str
@@ -161,7 +161,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class MendJob(_CrossesProcesses):
-    """A job that writes one sealed segment again, in which data of another replica replaces the
+    """A job that writes one sealed segment again, with data of another replica in place of the
     damaged parts. This data is in the `pieces` of the file `patch` in the directory of the
     segment."""
 

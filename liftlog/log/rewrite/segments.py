@@ -122,8 +122,8 @@ class SegmentWriter:
     """Writes batches that cover the offsets from `base_offset` on, without a gap, into new files.
 
     Usually writes one file; begins another file if positions would become too large for an index.
-    `finish` makes the files durable. If it is not called, the files are garbage. The caller fsyncs
-    the directory. Methods raise OSError.
+    `finish` makes the files durable. If `finish` is not called, the files are garbage. The caller
+    fsyncs the directory. Methods raise OSError.
     """
 
     def __init__(

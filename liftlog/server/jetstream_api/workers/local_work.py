@@ -102,8 +102,8 @@ class LocalWork:
         """Function that gives the consumer a turn. The consumer sets `wake` and `cursor`."""
         self.cursor: Cursor
         self.seen_ns = now_ns()
-        """Time at which a worker on the pull socket was last seen, at first the time at which this
-        node began to serve the consumer; by the clock `now_ns`."""
+        """Time, by the clock `now_ns`, at which a worker on the pull socket was last seen. If no
+        worker was seen yet, the time at which this node began to serve the consumer."""
         self._now_ns = now_ns
         self._name = name
         self._services = services
