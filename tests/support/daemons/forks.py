@@ -285,9 +285,10 @@ def _libc(function: str, *arguments: object) -> None:
 def main() -> None:
     from liftlog.cli import main as command
     from liftlog.cli import root, serve  # noqa: F401
-    from liftlog.server import late_parts
+    from liftlog.server import daemon, late_parts  # noqa: F401
 
-    # A daemon imports these later, in a thread. Thousands of forks would each do it again.
+    # `serve` imports the daemon when it runs, and the daemon imports these parts later, in a thread.
+    # Hundreds of forks would each do it again, which takes a tenth of a second.
     late_parts.import_http()
     late_parts.jetstream_api()
 
