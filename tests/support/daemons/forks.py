@@ -287,8 +287,8 @@ def main() -> None:
     from liftlog.cli import root, serve  # noqa: F401
     from liftlog.server import daemon, late_parts  # noqa: F401
 
-    # `serve` imports the daemon when it runs, and the daemon imports these parts later, in a thread.
-    # Hundreds of forks would each do it again, which takes a tenth of a second.
+    # `serve` imports the daemon when it runs, and the daemon imports these parts later. Hundreds of
+    # forks would each do it again, which takes a tenth of a second.
     late_parts.import_http()
     late_parts.jetstream_api()
 
