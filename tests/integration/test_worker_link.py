@@ -228,6 +228,70 @@ async def test_a_pull_can_precede_the_acks_of_its_read(
         assert (link.counters.acks, link.counters.pulls) == (3, 1)
 
 
+async def test_acks_behind_a_pull_wait_for_those_that_follow(
+    server: NatsServer, raw: RawNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "WAIT_SECONDS", 3600.0)
+    async with linked(server) as (link, taken):
+        link.urgency = choice = Choice()
+        link.lead("s")
+        await link.confirm("s")
+        pull = pub_frame(NEXT, b"5", reply="_INBOX.pull")
+        for number in range(3):
+            raw.send(pub_frame(reply_of(number), b"+ACK") + pull)
+            await until(lambda: len(taken.pulls) == number + 1)  # noqa: B023  within the round
+        assert choice.asked == [("s", "c", 1), ("s", "c", 2), ("s", "c", 3)]
+        assert taken.offsets == []
+        choice.first = False
+        raw.send(pub_frame(reply_of(3), b"+ACK") + pull)
+        await until(lambda: taken.offsets)
+        last = taken.arrived[-1]
+        assert ([one.acks.offsets.tolist() for one in last.acks], len(last.pulls)) == (
+            [[0, 1, 2, 3]],
+            1,
+        )
+        choice.first = True
+        raw.send(pub_frame(reply_of(4), b"+ACK") + pull)
+        await until(lambda: len(taken.pulls) == 5)
+        assert taken.offsets == [0, 1, 2, 3]
+        link.finish()
+        assert taken.offsets == [0, 1, 2, 3, 4]
+        assert (link.counters.acks, link.counters.pulls) == (5, 5)
+
+
+async def test_acks_behind_a_pull_do_not_wait_for_others(
+    server: NatsServer, raw: RawNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "WAIT_SECONDS", 3600.0)
+    async with linked(server) as (link, taken):
+        link.urgency = Choice(waits=False)
+        link.lead("s")
+        await link.confirm("s")
+        raw.send(pub_frame(reply_of(1), b"+ACK") + pub_frame(NEXT, b"5", reply="_INBOX.pull"))
+        await until(lambda: taken.pulls)
+        assert [len(one.pulls) for one in taken.arrived] == [1, 0]
+        assert taken.offsets == [1]
+
+
+async def test_pulls_do_not_make_acks_wait_longer(server: NatsServer, raw: RawNats) -> None:
+    async with linked(server) as (link, taken):
+        link.urgency = Choice()
+        link.lead("s")
+        await link.confirm("s")
+        pull = pub_frame(NEXT, b"5", reply="_INBOX.pull")
+        raw.send(pub_frame(reply_of(0), b"+ACK") + pull)
+        began = time.monotonic()
+        async with asyncio.timeout(PATIENCE):
+            while not taken.offsets:  # a pull in each read, also when the time is over
+                raw.send(pull)
+                raw.ping()
+                await asyncio.sleep(0)
+        waited = time.monotonic() - began
+        assert taken.offsets == [0]
+        assert len(taken.pulls) > 1
+        assert waited < 20, waited
+
+
 @pytest.mark.parametrize(
     "frame",
     [

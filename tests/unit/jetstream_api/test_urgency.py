@@ -14,6 +14,7 @@ from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer
 from liftlog.server.jetstream_api.workers.pulls import WorkerPull
 from liftlog.server.jetstream_api.workers.rounds import Clock
 from liftlog.server.jetstream_api.workers.urgency import ConsumerUrgency
+from liftlog.server.jetstream_api.workers.worker_link import WAIT_SECONDS
 
 
 @pytest.fixture
@@ -58,6 +59,21 @@ async def test_acks_wait_while_no_client_does(world: World) -> None:
     assert not urgency.can_wait(STREAM, b"c"), "its turn comes"
     await until(lambda: not consumer.is_ready)
     assert not urgency.can_wait(STREAM, b"c"), "the pull waits"
+
+
+async def test_acks_do_not_wait_when_a_message_is_nearly_due(world: World) -> None:
+    """The ack can be for this message."""
+    consumer = await delivered(world, 1, ack_wait=3_600_000_000_000)
+    await until(lambda: not consumer.is_ready)
+    clock = Clock()
+    due = consumer.machine.due_ns()
+    assert due is not None
+    some = {STREAM: {"c": consumer}}
+    urgency = ConsumerUrgency(lambda stream: some.get(stream, {}), clock, lambda: 1000)
+    within = round(WAIT_SECONDS * 1e9)
+    for before_ns, waits in ((within + 1, True), (within, False), (0, False)):
+        clock.now_ns = lambda at=due - before_ns: at  # type: ignore[method-assign,misc]
+        assert urgency.can_wait(STREAM, b"c") is waits
 
 
 async def test_acks_of_a_push_consumer_do_not_wait(world: World) -> None:

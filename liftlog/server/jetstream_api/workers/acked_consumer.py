@@ -230,10 +230,7 @@ class AckedConsumer:
             machine.tick(now_ns)
         if (beat := self._composer.heartbeat(machine.state, now_ns)) and not self.changes.is_full:
             self.changes.after_written(self._position, beat)
-        rows: dict[int, Row] = {}
-        if self._has_demand(now_ns):
-            rows = self._serve(now_ns)
-        self._end_turn(rows)
+        self._end_turn(self._serve(now_ns) if self._has_demand(now_ns) else {})
         seconds = self.spec.inactive_seconds
         if seconds and now_ns - self.active_ns() >= seconds * 1e9:
             self._active_ns = now_ns  # a failed deletion is tried again
@@ -396,7 +393,9 @@ class AckedConsumer:
             self._wait_for_records(end)
         elif not buffer.rows and is_at_end:
             self._wait_for_records(cursor.next_offset)
-        elif not buffer.rows or len(taken) in (_MOST, most) or (taken and self.spec.takes_parts):
+        elif (self.spec.deliver_subject or self.machine.waiting) and (
+            not buffer.rows or len(taken) in (_MOST, most) or (taken and self.spec.takes_parts)
+        ):
             self._shared.rounds.ready(self)
         return taken
 
@@ -448,8 +447,7 @@ class AckedConsumer:
             delta = Change.delta(self.key, self.version, turn.delta)
             self._position = self.changes.write(delta)
         over_nats = self.local.carry_out(turn.instructions, self.machine, self._position)
-        commands = self._composer.compose(over_nats, rows)
-        if commands:
+        if commands := self._composer.compose(over_nats, rows):
             self.changes.after_written(self._position, commands)
         if self._answers:
             self.changes.after_synced(self._position, self._composer.answers(self._answers))

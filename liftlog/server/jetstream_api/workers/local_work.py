@@ -269,7 +269,8 @@ class LocalWork:
         cursor.left = max(cursor.left - count, 0)
         if machine.state.sequence > before:
             machine.drop_pulls([self._reply])  # the request ends with its first messages
-        self.wake()
+        else:
+            self.wake()
         return Found.DELIVERED
 
     async def read(self, start: int) -> None:
@@ -314,7 +315,8 @@ class LocalWork:
             if self._reply in machine.waiting:
                 machine.drop_pulls([self._reply])
             self._reply = b""
-            self.wake()
+            if self._waiting:
+                self.wake()
             if parts:
                 self._send(asked, parts, position)
             elif status is not None:
@@ -407,8 +409,10 @@ def runs_of(offsets: np.ndarray, counts: np.ndarray) -> list[tuple[int, int, int
     """Return runs of consecutive offsets with equal counts, in this order."""
     if not len(offsets):
         return []
-    breaks = np.flatnonzero((np.diff(offsets) != 1) | (np.diff(counts) != 0)) + 1
-    begins = np.concatenate(([0], breaks))
+    is_break = (offsets[1:] - offsets[:-1] != 1) | (counts[1:] != counts[:-1])
+    if not is_break.any():
+        return [(int(offsets[0]), len(offsets), int(counts[0]))]
+    begins = np.concatenate(([0], np.flatnonzero(is_break) + 1))
     lengths = np.diff(begins, append=len(offsets))
     columns = offsets[begins].tolist(), lengths.tolist(), counts[begins].tolist()
     return list(zip(*columns, strict=True))

@@ -253,6 +253,10 @@ def columns_of(runs: Sequence[Run], first: int, end: int) -> tuple[Ints, Ints]:
     """Return the offsets of the runs from `first` on and below `end`, and their delivery counts.
     Messages below the ack floor are done, and messages from `end` on were never delivered. Acks for
     such messages have no effect, so they are left out to save time."""
+    if len(runs) == 1:
+        begin, size, count = runs[0]
+        offsets = np.arange(max(begin, first), max(min(begin + size, end), first), dtype=np.int64)
+        return offsets, np.full(len(offsets), count, np.int64)
     columns = np.array(runs, np.int64).reshape(-1, 3)
     begins = np.maximum(columns[:, 0], first)
     ends = np.minimum(columns[:, 0] + columns[:, 1], end)

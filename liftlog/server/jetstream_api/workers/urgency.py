@@ -11,6 +11,9 @@ from liftlog.server.jetstream_api.consumers.pull_body import BadPull
 from liftlog.server.jetstream_api.workers.acked_consumer import AckedConsumer
 from liftlog.server.jetstream_api.workers.pulls import WorkerPull
 from liftlog.server.jetstream_api.workers.rounds import Clock
+from liftlog.server.jetstream_api.workers.worker_link import WAIT_SECONDS
+
+_WAIT_NS = round(WAIT_SECONDS * 1e9)
 
 
 class ConsumerUrgency:
@@ -38,6 +41,7 @@ class ConsumerUrgency:
             and not found.spec.deliver_subject
             and not found.machine.waiting
             and not found.local.is_waiting
+            and not self._is_due(found, _WAIT_NS)
         )
 
     def precedes(self, stream: str, pull: WorkerPull, acks: int) -> bool:
@@ -53,6 +57,9 @@ class ConsumerUrgency:
             return False
         if settings.ack_policy is not AckPolicy.EXPLICIT:
             return False
+        return settings.priority_policy is PriorityPolicy.NONE and not self._is_due(consumer)
+
+    def _is_due(self, consumer: AckedConsumer, within_ns: int = 0) -> bool:
+        """Return True if a message or a pull may fall due within this time."""
         due = consumer.machine.due_ns()
-        is_due = due is not None and due <= self._clock.now_ns()
-        return settings.priority_policy is PriorityPolicy.NONE and not is_due
+        return due is not None and due <= self._clock.now_ns() + within_ns

@@ -15,8 +15,10 @@ parts, for a short time in each turn of the event loop. While parts remain, the 
 read. So the acks of publishers do not wait until a flood of workers' messages is processed.
 
 The acks of a client often arrive in several reads, and the client's next pull in the last of these
-reads. Acks that no client waits for are kept for about a millisecond, and parsed together with the
-following acks.
+reads. Acks that no client waits for are kept for a few milliseconds, and parsed together with the
+later acks. If a pull of the same read can be answered before the acks, it is passed on alone,
+and the acks are kept as well. So a client that pulls and acks all the time costs fewer turns of its
+consumer.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ the next turn."""
 _MOST_ACKS, _MOST_PULLS = 512, 64
 """Maximum numbers of acks and pulls in one part."""
 _RETRY_SECONDS = 0.02
-WAIT_SECONDS = 0.001
+WAIT_SECONDS = 0.005
 """Time, in seconds, for which acks may wait for later acks."""
 
 
@@ -116,6 +118,14 @@ class _Led:
             and urgency.can_wait(self.stream, head[len(self.ack_parser.prefix) : -1])
         )
 
+    def keep(self, acks: MessageRun, urgency: Urgency) -> bool:
+        """Keep acks if they can wait, as if they had just arrived. Returns False if they cannot."""
+        self.acks.append(acks)
+        if self.can_wait(urgency):
+            return True
+        self.acks.pop()
+        return False
+
     def take_parts(self) -> Iterator[_Part]:
         """Yield the acks and pulls that have arrived, in parts."""
         acks = _parts(_joined(self.acks), _MOST_ACKS) if self.acks else []
@@ -162,6 +172,7 @@ class WorkerLink:
         connection is not read."""
         self._next: asyncio.Handle | None = None
         self._waits: asyncio.TimerHandle | None = None
+        """The timer that ends the wait of the oldest acks that wait for later acks."""
         self.urgency: Urgency | None = None
         """If the value is None, no acks wait, and all acks precede the pulls that came with
         them."""
@@ -322,8 +333,12 @@ class WorkerLink:
             return
         urgency = self.urgency
         if urgency is None or not all(one.can_wait(urgency) for one in self._arrived.values()):
-            self.pass_on()
-        elif self._waits is None:
+            self._begin()
+        else:
+            self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        if self._waits is None:
             self._waits = asyncio.get_running_loop().call_later(WAIT_SECONDS, self.pass_on)
 
     def _stop_waiting(self) -> None:
@@ -334,6 +349,11 @@ class WorkerLink:
     def pass_on(self) -> None:
         """Begin to pass on all that has arrived, including acks that wait for later acks."""
         self._stop_waiting()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin to pass on all that has arrived. Some acks may then wait again, but not longer than
+        until the time of `_waits`."""
         if not self._arrived:
             return
         arrived, self._arrived = self._arrived, {}
@@ -351,6 +371,8 @@ class WorkerLink:
         while self._parts and not self._is_held and now < began + _TURN_SECONDS:
             self._pass_on(self._parts.popleft())
             now = time.perf_counter()
+        if not self._arrived:
+            self._stop_waiting()
         self.on_read_end(now - began)
         self._go_on_soon()
 
@@ -374,6 +396,8 @@ class WorkerLink:
             self.counters.pulls += len(found)
         if len(found) == 1 and part.acks is not None and self._precedes(led, found[0], part.acks):
             self._take(Arrived(led.stream, [], found, []))
+            if self._keeps(part):
+                return
             found = []
         if part.acks is not None:
             parsed = led.ack_parser.parse(part.acks)
@@ -390,6 +414,18 @@ class WorkerLink:
             self._warnings.warn("jetstream-acks-not-parsed stream=%s", led.stream)
         if acks or pulls or answers:
             self._take(Arrived(led.stream, acks, pulls, answers))
+
+    def _keeps(self, part: _Part) -> bool:
+        """Keep the acks of a part whose pull was passed on. Returns False if the acks cannot wait
+        for later acks."""
+        led, urgency = part.led, self.urgency
+        if part.acks is None or urgency is None or self._parts or self._is_held:
+            return False
+        if self._led.get(led.stream) is not led or not led.keep(part.acks, urgency):
+            return False
+        self._arrived[led.stream] = led
+        self._start_waiting()
+        return True
 
     def _precedes(self, led: _Led, pull: WorkerPull, acks: MessageRun) -> bool:
         """Return True if a pull is passed on before the acks of the same read. A nak, for example,
