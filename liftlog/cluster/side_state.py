@@ -34,11 +34,11 @@ def begin(epoch: int, version: int) -> int:
 
 
 def is_outdated(epoch: int, stored: int, told: int | None) -> bool:
-    """Return True if `stored`, the version that a follower has stored, is newer than `told` and
-    comes from the leader of `epoch`.
+    """Return True if an answer from the leader of `epoch` is outdated: its side version `told` is
+    lower than `stored`, a version of the same epoch that the follower has already stored.
 
-    A version from a former leader never counts as newer, because a state that only this follower
-    received is dropped.
+    If `stored` is from another epoch, no answer is outdated: the follower replaces a state that
+    only it received from a former leader with the state of this leader.
     """
     return told is not None and stored >> _CHANGES_BITS == epoch and told < stored
 

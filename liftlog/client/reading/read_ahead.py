@@ -160,8 +160,8 @@ class ReadAhead:
         return self._answers.divided_by
 
     def has_all_of(self, slots: Set[int]) -> bool:
-        """Return True if all records of these slots from `position` on are in the batches that
-        follow."""
+        """Return True if the reader will still return every record of these slots from `position`
+        on, because neither its open requests nor its next fetches leave out these slots."""
         wanted = self._next.slots
         return self._answers.have_all_of(slots) and (wanted is None or slots <= wanted)
 

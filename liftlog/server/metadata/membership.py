@@ -433,8 +433,9 @@ async def take_back(
     """Assign a store to the cluster `own`. The store of that cluster was lost, and the present
     store was then created by mistake for a new cluster.
 
-    Raises ConfigError if, according to this data directory, a node that was not in the cluster has
-    used the store. Also raises MetaStoreError, CorruptMetadata, StorageError.
+    Raises ConfigError if the store lists a node that this data directory does not know, or knows
+    with another `data_id`: a node that was not in the cluster may have used the store. Also
+    raises MetaStoreError, CorruptMetadata, StorageError.
     """
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)

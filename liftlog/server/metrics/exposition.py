@@ -62,7 +62,8 @@ def number(value: float) -> str:
 
 @lru_cache
 def _bucket_ends(bounds: tuple[float, ...]) -> list[str]:
-    """Return, for each bucket, the text between the labels and the number of the bucket."""
+    """Return, for each bucket, the text between its other labels and its count: the label `le`,
+    the closing brace and a blank."""
     return [f'le="{number(float(bound))}"}} ' for bound in (*bounds, float("inf"))]
 
 

@@ -1,6 +1,7 @@
 """Spark over a stream: scans, an export, and what the data source needs beside them.
 
-One session, warm: each query ran once before it is measured. The ways take turns in each round.
+One session, warm: short queries ran 20 times before they are measured, scans of the long stream
+three times. The ways take turns in each round.
 """
 
 from __future__ import annotations
