@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from liftlog.deliveries.changes import InboxUsed
+from liftlog.deliveries.changes import InboxUsed, client_of
 from liftlog.deliveries.instructions import Status
 from liftlog.deliveries.pull import PullRequest
 from liftlog.deliveries.state import MAX_INBOXES
@@ -56,27 +56,28 @@ class UsedInboxes:
         if not request.heartbeat_ns or request.no_wait:
             return
         reply, batch = request.reply, max(request.batch, 1)
-        there, before = stored.get(reply), self._newest.pop(reply, None)
+        client = client_of(reply)
+        there, before = stored.get(client), self._newest.pop(client, None)
         if before is not None:
             gap_ns = max(now_ns - before.pulled_ns, 1)
-            used = replace(before, batch=batch, pulled_ns=now_ns, gap_ns=gap_ns)
+            used = replace(before, reply=reply, batch=batch, pulled_ns=now_ns, gap_ns=gap_ns)
         elif there is not None:  # the time without a leader does not count
-            used = replace(there, pulled_ns=now_ns)
+            used = replace(there, reply=reply, pulled_ns=now_ns)
         else:
             used = InboxUsed(reply, batch, max(request.max_bytes, 0), batch, now_ns, 0)
-        self._newest[reply] = used
+        self._newest[client] = used
         if len(self._newest) > MAX_INBOXES:
             oldest = next(iter(self._newest))
             del self._newest[oldest]
             self._changed.discard(oldest)
         if there is None or not there.gap_ns or now_ns - there.pulled_ns >= _REFRESH_NS:
-            self._changed.add(reply)
+            self._changed.add(client)
 
     def take_changes(self) -> list[InboxUsed]:
         """Return the inboxes to store, in the order of their newest pulls."""
         if not self._changed:
             return []
-        changed = [one for reply, one in self._newest.items() if reply in self._changed]
+        changed = [one for client, one in self._newest.items() if client in self._changed]
         self._changed.clear()
         return changed
 
@@ -96,12 +97,12 @@ class SilentInboxes:
         return len(self._silent)
 
     def take_over(self, stored: Mapping[bytes, InboxUsed]) -> None:
-        self._silent = {reply: _Silent(one) for reply, one in stored.items()}
+        self._silent = {client: _Silent(one) for client, one in stored.items()}
 
     def pulled(self, reply: bytes) -> None:
         """Note a pull. The client of the pull does not wait for an earlier pull."""
         if self._silent:
-            self._silent.pop(reply, None)
+            self._silent.pop(client_of(reply), None)
 
     def begin_again(self) -> None:
         """Wait again from the next call of `end` on, because there is no connection to NATS."""
@@ -121,15 +122,15 @@ class SilentInboxes:
         """
         statuses: list[Status] = []
         dues: list[int] = []
-        for reply, one in [*self._silent.items()]:
+        for client, one in [*self._silent.items()]:
             due_ns = one.due_ns(now_ns, acked_ns, held)
             if due_ns <= now_ns:
-                if not has_interest(reply):
-                    del self._silent[reply]
+                if not has_interest(one.inbox.reply):
+                    del self._silent[client]
                     continue
                 statuses.append(one.end(now_ns))
                 if one.ends == _MOST_ENDS:
-                    del self._silent[reply]
+                    del self._silent[client]
                     continue
                 due_ns = one.due_ns(now_ns, acked_ns, held)
             dues.append(due_ns)
@@ -144,12 +145,12 @@ class SilentInboxes:
 class _Silent:
     def __init__(self, inbox: InboxUsed) -> None:
         self.ends = 0
-        self._inbox = inbox
+        self.inbox = inbox
         self.began_ns = 0
 
     def due_ns(self, now_ns: int, acked_ns: int, held: int) -> int:
         self.began_ns = self.began_ns or now_ns
-        inbox, wait_ns = self._inbox, _WAIT_NS << self.ends
+        inbox, wait_ns = self.inbox, _WAIT_NS << self.ends
         if not held:
             return self.began_ns + wait_ns
         if not inbox.gap_ns:
@@ -164,5 +165,5 @@ class _Silent:
     def end(self, now_ns: int) -> Status:
         self.ends += 1
         self.began_ns = now_ns
-        inbox = self._inbox
+        inbox = self.inbox
         return left_over(inbox.reply, TIMED_OUT, inbox.window, inbox.window_bytes)

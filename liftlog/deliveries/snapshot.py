@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liftlog.deliveries.block import BLOCK_SIZE, MAX_COUNT, Block, Phase
+from liftlog.deliveries.changes import client_of
 from liftlog.deliveries.codec import (
     check_version,
     read_inbox,
@@ -87,7 +88,7 @@ def decode_snapshot(data: bytes) -> ConsumerState:
     _read_queue(reader, state)
     for _ in range(reader.number(MAX_INBOXES) if version > 1 else 0):
         inbox = read_inbox(reader)
-        state.inboxes[inbox.reply] = inbox
+        state.inboxes[client_of(inbox.reply)] = inbox
     if not reader.is_at_end:
         raise CorruptState("bytes follow the state")
     return state

@@ -50,7 +50,7 @@ class ConsumerState:
         self.exhausted: deque[int] = deque(maxlen=MAX_EXHAUSTED)
         self.pulls: dict[int, changes.StoredPull] = {}
         self.inboxes: dict[bytes, changes.InboxUsed] = {}
-        """Inboxes of clients with heartbeats, by reply subject, in the order of their newest
+        """Inboxes of clients with heartbeats, by `client_of`, in the order of their newest
         pulls."""
         self.delivered_ns = 0
         """Time of the newest delivery that was applied to this object; 0 if there was none.
@@ -188,8 +188,9 @@ class ConsumerState:
             raise CorruptState(f"more than {MAX_WAITING} waiting pulls")
 
     def _use_inbox(self, change: changes.InboxUsed) -> None:
-        self.inboxes.pop(change.reply, None)
-        self.inboxes[change.reply] = change
+        client = changes.client_of(change.reply)
+        self.inboxes.pop(client, None)
+        self.inboxes[client] = change
         if len(self.inboxes) > MAX_INBOXES:
             del self.inboxes[next(iter(self.inboxes))]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.worlds.deliveries import NOW, SECOND, Lead
 
-from liftlog.deliveries.changes import InboxUsed
+from liftlog.deliveries.changes import InboxUsed, client_of
 from liftlog.deliveries.consumer import Consumer
 from liftlog.deliveries.demand import PullRequest
 from liftlog.deliveries.inboxes import SilentInboxes
@@ -31,7 +31,7 @@ class Clients:
 
     def __init__(self, *inboxes: InboxUsed) -> None:
         self.silent = SilentInboxes()
-        self.silent.take_over({one.reply: one for one in inboxes})
+        self.silent.take_over({client_of(one.reply): one for one in inboxes})
         self.subscribers = {one.reply for one in inboxes}
         self.now = NOW
         self.acked_ns = 0
@@ -115,6 +115,29 @@ def test_the_time_without_a_leader_is_no_gap() -> None:
     lead.advance(30)
     pull(lead, batch=4)
     assert lead.state.inboxes[b"a"] == InboxUsed(b"a", 5, 500, 2, NOW + 62 * SECOND, 2 * SECOND)
+
+
+def test_a_client_that_numbers_its_pulls_is_one_client() -> None:
+    """The Java client. The status goes to the newest reply subject."""
+    lead = Lead()
+    for number in range(5):
+        pull(lead, b"_INBOX.java.%d" % number, batch=5 - number)
+        lead.advance(2)
+    (inbox,) = lead.state.inboxes.values()
+    assert (inbox.reply, inbox.window, inbox.batch) == (b"_INBOX.java.4", 5, 1)
+    clients = Clients(inbox)
+    clients.silent.pulled(b"_INBOX.java.5")
+    assert clients.ended(60) == []
+
+
+@pytest.mark.parametrize("replies", [(b"_INBOX.1", b"_INBOX.2"), (b"_INBOX.a.x", b"_INBOX.a.y")])
+def test_other_inboxes_with_the_same_beginning_are_other_clients(
+    replies: tuple[bytes, ...],
+) -> None:
+    lead = Lead()
+    for reply in replies:
+        pull(lead, reply)
+    assert [one.reply for one in lead.state.inboxes.values()] == [*replies]
 
 
 def test_a_pull_that_is_served_at_once_is_stored_too() -> None:
