@@ -190,6 +190,11 @@ class LeaderStates(Generic[T]):
         copy = self._copies.get(node)
         return copy is not None and copy.start == start and copy.heard > -math.inf
 
+    def silent_seconds(self, node: str, now: float) -> float:
+        """Return the time since a follower's last request; 0 if it has sent no request."""
+        copy = self._copies.get(node)
+        return 0.0 if copy is None or copy.heard == -math.inf else max(now - copy.heard, 0.0)
+
     def woken(self, now: float, *, also: str = "") -> list[str]:
         """Return the followers whose waiting requests must be answered now. `also` is a follower
         whose request has waited for a long time."""

@@ -99,6 +99,19 @@ async def recovered(site: Site, fs: SimFileSystem) -> None:
     await asyncio.sleep(0.01)  # a turn of the loop in which commands would leave
 
 
+async def test_the_description_names_the_time_since_a_follower_was_seen(
+    lonely: tuple[ServedConsumers, ReplicatedChanges],
+) -> None:
+    """async-nats refuses a description of replicas without it."""
+    served, changes = lonely
+    found = changes.cluster()
+    assert found is not None
+    assert found["replicas"] == [{"name": "b", "current": False, "active": 0}]
+    served.leader.states.fetched("b", 1, None, asyncio.get_running_loop().time() - 2.5)
+    found = cast(Any, changes.cluster())
+    assert 2.5e9 <= found["replicas"][0]["active"] < 60e9
+
+
 async def test_a_former_leader_sends_nothing_when_its_journal_recovers(
     site: Site, fs: SimFileSystem, led: tuple[ServedConsumers, ReplicatedChanges]
 ) -> None:

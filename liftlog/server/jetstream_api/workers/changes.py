@@ -145,7 +145,15 @@ class ReplicatedChanges:
     def cluster(self) -> dict[str, object] | None:
         leader = self._served.leader
         others = [one for one in leader.record.replicas if one != leader.node]
-        replicas = [{"name": one, "current": one in leader.record.isr} for one in others]
+        now = asyncio.get_running_loop().time()
+        replicas = [
+            {
+                "name": one,
+                "current": one in leader.record.isr,
+                "active": round(leader.states.silent_seconds(one, now) * 1e9),
+            }
+            for one in others
+        ]
         return {"name": self._cluster, "leader": leader.node, "replicas": replicas}
 
     def check(self) -> None:
