@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,51 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
     )
 
 
+class SharedSync:
+    """A sync that several threads share: each call returns after a sync that began after the call,
+    and the threads that wait during one sync share the next."""
+
+    def __init__(self, sync: Callable[[], None]) -> None:
+        """`sync` may raise OSError."""
+        self._sync = sync
+        self._turn = threading.Condition()
+        self._runs = False
+        self._next = _SyncRound()
+
+    def __call__(self) -> None:
+        """Sync. Raises OSError, in each thread that shares a sync that fails: a repeated sync could
+        succeed although the data were dropped."""
+        with self._turn:
+            own = self._next
+            while self._runs and not own.is_over:
+                self._turn.wait()
+            if own.is_over:
+                if own.error is not None:
+                    raise OSError(own.error.errno, own.error.strerror)
+                return
+            self._runs, self._next = True, _SyncRound()
+        try:
+            self._sync()
+        except OSError as error:
+            own.error = error
+            raise
+        except BaseException as error:
+            own.error = OSError(errno.EIO, f"the sync ended: {error!r}")
+            raise
+        finally:
+            with self._turn:
+                self._runs, own.is_over = False, True
+                self._turn.notify_all()
+
+
+class _SyncRound:
+    __slots__ = ("error", "is_over")
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.error: OSError | None = None
+
+
 class DataDir:
     """Owns the lock from `open` to `close`. Blocking; used from one thread at a time."""
 
@@ -182,6 +228,8 @@ class DataDir:
         self.path = path
         self.environment = environment
         self._lock: DataDirLock | None = None
+        streams = path / STREAMS_NAME
+        self._sync_streams = SharedSync(lambda: environment.fs.fsync_directory(streams))
         self.start = 0
         """Number of this start of the node; 0 until the metadata store contains it."""
         self._closed_start = 0
@@ -209,6 +257,9 @@ class DataDir:
                 raise
             try:
                 refuse_unfit(fs, self.path)  # again: a restore may have failed by now
+                # A process that was killed may have created a directory and not synced its name.
+                # The stream is served from now on, so its name must survive a power cut.
+                fs.fsync_directory(self.path / STREAMS_NAME)
                 self._recovery_points = read_states(fs, self.path, RECOVERY_POINTS_NAME)
                 clean = read_dispensable_file(fs, self.path / CLEAN_NAME, CLEAN_NAME)
                 self._clean = _states(clean, CLEAN_NAME)
@@ -314,6 +365,7 @@ class DataDir:
             initial_offset=initial_offset,
             metadata=metadata,
             incarnation=incarnation,
+            sync_parent=self._sync_streams,
         )
 
     def open_log(

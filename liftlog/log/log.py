@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,14 @@ class Log:
         metadata: dict[str, Any] | None = None,
         incarnation: str | None = None,
         boot_id: str | None = None,
+        sync_parent: Callable[[], None] | None = None,
     ) -> Log:
         """Create an empty log. Durable on return. All replicas of a stream have the same
-        `incarnation`; if it is None, a random one is used. Raises StorageError, DiskFull."""
+        `incarnation`; if it is None, a random one is used. `sync_parent` syncs the directory that
+        contains `directory`, if another way than a sync for this log alone is wanted. Raises
+        StorageError, DiskFull."""
         state = LogState.create(
-            directory, environment, config, initial_offset, metadata or {}, incarnation
+            directory, environment, config, initial_offset, metadata or {}, incarnation, sync_parent
         )
         try:
             with storage_errors(f"creating {directory.name}"):

@@ -20,7 +20,7 @@ import logging
 import threading
 import uuid
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,15 +176,17 @@ class LogState:
         initial_offset: int,
         metadata: dict[str, Any],
         incarnation: str | None = None,
+        sync_parent: Callable[[], None] | None = None,
     ) -> LogState:
-        """Create a new log on disk and return its state. Durable on return. The manifest is written
-        last: a directory without a manifest counts as an unfinished creation. Raises StorageError,
-        DiskFull.
+        """Create a new log on disk and return its state. Durable on return. The manifest is renamed
+        into place last: a directory without a manifest counts as an unfinished creation. Until the
+        parent directory is synced at the end, the whole directory may be missing after a power cut
+        (`DataDir.open` syncs the parent after a kill).
+        `sync_parent` makes this sync; other creations may share it. Raises StorageError, DiskFull.
         """
         fs = environment.fs
         with storage_errors(f"creating {directory.name}"):
             fs.make_directory(directory)
-            fs.fsync_directory(directory.parent)
             entry = SegmentEntry(base_offset=initial_offset, next_offset=initial_offset)
             manifest = Manifest(
                 incarnation=incarnation or uuid.uuid4().hex,
@@ -200,8 +202,11 @@ class LogState:
             segment = Segment(directory, entry, sealed=False)
             file = fs.open(segment.path, create=True)
             try:
-                fs.fsync_directory(directory)
-                manifest.write(fs, directory)
+                manifest.write_first(fs, directory)
+                if sync_parent is None:
+                    fs.fsync_directory(directory.parent)
+                else:
+                    sync_parent()
             except BaseException:
                 file.close()
                 raise

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,20 @@ def checkpoint_bytes(kind: str, text: str) -> bytes:
 
 
 def write_checkpoint_text(
-    fs: FileSystem, path: Path, kind: str, text: str, *, copy: Path | None = None
+    fs: FileSystem,
+    path: Path,
+    kind: str,
+    text: str,
+    *,
+    copy: Path | None = None,
+    before_rename: Callable[[], None] = lambda: None,
 ) -> None:
     """Call `write_checkpoint_file` for content that is already JSON text.
 
     `copy` is a second file in the same directory: it gets the same content, and is renamed before
     `path` is. Both files are complete on disk before the first rename, and one fsync of the
-    directory makes both names durable.
+    directory makes both names durable. `before_rename` is called when the content is durable under
+    the temporary names.
     """
     raw = checkpoint_bytes(kind, text)
     targets = [path] if copy is None else [copy, path]
@@ -61,6 +69,7 @@ def write_checkpoint_text(
             file.fdatasync()
         finally:
             file.close()
+    before_rename()
     for temporary, target in zip(temporaries, targets, strict=True):
         fs.rename(temporary, target)
     fs.fsync_directory(path.parent)

@@ -23,8 +23,13 @@ from typing import Any
 
 from liftlog.errors import CorruptMetadata, UnsupportedFormat
 from liftlog.log.files.acked_end import known_acked_end
-from liftlog.log.files.checkpoint_file import read_checkpoint_file, to_json, write_checkpoint_text
-from liftlog.log.files.filesystem import FileSystem
+from liftlog.log.files.checkpoint_file import (
+    checkpoint_bytes,
+    read_checkpoint_file,
+    to_json,
+    write_checkpoint_text,
+)
+from liftlog.log.files.filesystem import FileSystem, write_all
 from liftlog.log.files.unreadable import is_passing
 
 MANIFEST_NAME = "manifest"
@@ -167,6 +172,32 @@ class Manifest:
 
     def write(self, fs: FileSystem, directory: Path, *, with_copy: bool = True) -> None:
         """Write this as the manifest of `directory`; durable on return. Raises OSError."""
+        copy = directory / COPY_NAME if with_copy else None
+        write_checkpoint_text(fs, directory / MANIFEST_NAME, KIND, self._to_json(), copy=copy)
+
+    def write_first(self, fs: FileSystem, directory: Path) -> None:
+        """Write this as the first manifest of a new stream; durable on return, with the names of
+        all files in `directory`.
+
+        The directory is synced after the content of the manifest, and before its rename: the name
+        of the segment must be durable first, and the file system has written it with the content of
+        the manifest. The copy is written without a sync: after a power cut soon after the creation
+        it may be damaged or missing, and the next start writes it again. Raises OSError."""
+        text = self._to_json()
+        write_checkpoint_text(
+            fs,
+            directory / MANIFEST_NAME,
+            KIND,
+            text,
+            before_rename=lambda: fs.fsync_directory(directory),
+        )
+        file = fs.open(directory / COPY_NAME, create=True)
+        try:
+            write_all(file, [checkpoint_bytes(KIND, text)], 0)
+        finally:
+            file.close()
+
+    def _to_json(self) -> str:
         content = {
             "sequence": self.sequence,
             "incarnation": self.incarnation,
@@ -193,9 +224,7 @@ class Manifest:
         # The keys are ordered so that only numbers follow this key.
         before, _, behind = to_json(content).rpartition('"segments":[]')
         entries = ",".join([entry.to_json() for entry in self.segments])
-        text = f'{before}"segments":[{entries}]{behind}'
-        copy = directory / COPY_NAME if with_copy else None
-        write_checkpoint_text(fs, directory / MANIFEST_NAME, KIND, text, copy=copy)
+        return f'{before}"segments":[{entries}]{behind}'
 
 
 def epochs_from(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:

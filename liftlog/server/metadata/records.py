@@ -5,11 +5,12 @@ them. A change of a manifest reaches the record at the next start at the latest.
 of liftlog, which do not have the file, may create, change and delete streams. A stop after the
 write of a manifest and before the write of its record does no harm.
 
-A new stream gets its incarnation from its record. An unclean start raises the leader epoch in the
-manifest while it opens the log, and then in the record; all records that a start changes are stored
-with one write. If a log has an older epoch than its record, the directory of the log was restored
-to an older state. The log then continues in an epoch above both, so that readers that have read
-beyond the log's end get an error.
+The record of a new stream is written later than its manifest, together with the records of other
+new streams: within 5 s, and at a stop. A start makes a missing record from the manifest. An unclean
+start raises the leader epoch in the manifest while it opens the log, and then in the record; all
+records that a start changes are stored with one write. If a log has an older epoch than its record,
+the directory of the log was restored to an older state. The log then continues in an epoch above
+both, so that readers that have read beyond the log's end get an error.
 
 In addition to the records, the file names the streams that the directory has held. If the directory
 of such a stream is missing, it was lost, for example because of a forgotten mount, and its offsets
@@ -20,6 +21,7 @@ and so confirm that no stream is missing.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -49,6 +51,8 @@ _PREFIX = "stream."
 _HELD_PREFIX = "held."
 _HELD = b"{}"
 _TRIES = 5
+_BEHIND_SECONDS = 5.0
+"""Time, in seconds, after which the records of new streams are written at the latest."""
 
 
 class ManifestFacts(NamedTuple):
@@ -149,8 +153,10 @@ def _certainly_follows(value: bytes, facts: ManifestFacts) -> bool:
 class StreamRecords:
     """The records of a daemon without a cluster. Belongs to the event loop."""
 
-    def __init__(self, store: FileMetaStore) -> None:
+    def __init__(self, store: FileMetaStore, *, behind_seconds: float = _BEHIND_SECONDS) -> None:
+        """`behind_seconds` is the time after which the records of new streams are written."""
         self._store = store
+        self._behind_seconds = behind_seconds
         self._entries: dict[str, Entry] = {}
         """The stored entries, by stream."""
         self._held: dict[str, int] = {}
@@ -159,16 +165,28 @@ class StreamRecords:
         self._due: dict[str, StreamMetadata | None] = {}
         """Maps each stream to the change that is necessary after the start and not stored yet; None
         deletes the record."""
+        self._behind: dict[str, StreamMetadata | None] = {}
+        """The new streams that the file does not contain yet; None if only the note is missing that
+        the directory has the stream."""
+        self._changing = asyncio.Lock()
+        """A lock that is held while records of single streams are written. Without it, the record
+        of a new stream could be written after the deletion of the stream."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.Task[None] | None = None
         self.problem = ""
         """The reason why the file could not be read; empty if it could be read, or does not
         exist."""
 
     def close(self) -> None:
-        """Wait for the current write. Nothing is stored afterwards."""
+        """Wait for the current write. Nothing is stored afterwards. Call `flush` before."""
         self._store.close()
 
     def record(self, name: str) -> StreamMetadata | None:
-        """Return the stored record of a stream; an unreadable one counts as missing."""
+        """Return the record of a stream, stored or still to be written; an unreadable one counts as
+        missing."""
+        waiting = self._behind.get(name)
+        if waiting is not None:
+            return waiting
         entry = self._entries.get(name)
         if entry is None:
             return None
@@ -203,9 +221,8 @@ class StreamRecords:
         return lost
 
     async def hold(self, names: Iterable[str]) -> None:
-        """Note, with one write, that the directory has these streams. Call this before any message
-        of these streams is acked. A failure is only logged, because the next start notes the
-        streams."""
+        """Note, with one write, that the directory has these streams. A failure is only logged,
+        because the next start notes the streams."""
         new = [name for name in names if name not in self._held]
         if not new:
             return
@@ -271,6 +288,46 @@ class StreamRecords:
             raise _storage_error(error) from error
         return made
 
+    def draw(
+        self, name: str, settings: Mapping[str, Any], *, is_system: bool = False
+    ) -> StreamMetadata:
+        """Make the record of a stream that is about to be created, with a new incarnation. Raises
+        StorageError if the file could not be read: it may name a lost stream of this name."""
+        if self.problem:
+            raise _not_stored(StorageError, self.problem)
+        incarnation = uuid.uuid4().hex
+        return create(name, incarnation, settings, [LOCAL], starts={LOCAL: 1}, system=is_system)
+
+    def created(self, record: StreamMetadata) -> None:
+        """Store the record of a stream whose manifest is durable, and note that the directory has
+        the stream, within 5 s. Until then, only its directory shows that the stream exists."""
+        self._behind[record.name] = record
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._behind_seconds, self._begin_flush)
+
+    def _begin_flush(self) -> None:
+        self._timer = None
+        self._flushing = asyncio.get_running_loop().create_task(self.flush(), name="records")
+
+    async def flush(self) -> None:
+        """Store the records of new streams that are not stored yet. A failure is only logged: the
+        next flush repeats the write, and a start makes missing records from the manifests."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        async with self._changing:
+            behind, self._behind = self._behind, {}
+            if not behind:
+                return
+            try:
+                await self._store_all({name: one for name, one in behind.items() if one})
+            except MetaStoreError as error:
+                self._behind = behind | self._behind
+                logger.warning("records-not-stored count=%d error=%s", len(behind), error)
+            else:
+                await self.hold(behind)
+
     async def changed(self, log: Log) -> None:
         """Update the record after a change of the settings in the manifest. Durable on return; a
         failure is only logged, see `store`."""
@@ -283,24 +340,29 @@ class StreamRecords:
 
     async def removed(self, name: str) -> None:
         """Note that the stream is about to be deleted; otherwise like `changed`."""
-        try:
-            revision = self._held.pop(name, 0)
-            if revision:
-                with contextlib.suppress(CasLost):
-                    await self._store.delete(_HELD_PREFIX + name, revision)
-            await self._commit(name, partial(_instead, None))
-        except MetaStoreError as error:
-            logger.warning("record-not-deleted stream=%s error=%s", name, error)
+        async with self._changing:
+            self._behind.pop(name, None)
+            try:
+                revision = self._held.pop(name, 0)
+                if revision:
+                    with contextlib.suppress(CasLost):
+                        await self._store.delete(_HELD_PREFIX + name, revision)
+                await self._commit(name, partial(_instead, None))
+            except MetaStoreError as error:
+                logger.warning("record-not-deleted stream=%s error=%s", name, error)
 
     async def _follow(self, log: Log, *, log_start: int) -> None:
         def change(record: StreamMetadata | None) -> StreamMetadata:
             after = following(record, ManifestFacts.of(log), closed=True)
             return truncate(after, log_start) or after
 
-        try:
-            await self._commit(log.name, change)
-        except (MetaStoreError, LiftlogError) as error:
-            logger.warning("record-not-stored stream=%s error=%s", log.name, error)
+        async with self._changing:
+            if log.name in self._behind:  # the record that follows is newer
+                self._behind[log.name] = None
+            try:
+                await self._commit(log.name, change)
+            except (MetaStoreError, LiftlogError) as error:
+                logger.warning("record-not-stored stream=%s error=%s", log.name, error)
 
     async def _store_all(self, records: Mapping[str, StreamMetadata | None]) -> None:
         """Store or delete these records with one write, regardless of the stored records. Raises
@@ -368,7 +430,9 @@ def _instead(record: StreamMetadata | None, before: StreamMetadata | None) -> St
 
 
 def _storage_error(error: MetaStoreError) -> LiftlogError:
-    message = f"no stream can be created, since its record cannot be stored: {error}"
-    if isinstance(error.__cause__, OSError) and is_full(error.__cause__):
-        return DiskFull(message)
-    return StorageError(message)
+    is_of_space = isinstance(error.__cause__, OSError) and is_full(error.__cause__)
+    return _not_stored(DiskFull if is_of_space else StorageError, error)
+
+
+def _not_stored(kind: type[LiftlogError], problem: object) -> LiftlogError:
+    return kind(f"no stream can be created, since its record cannot be stored: {problem}")

@@ -116,7 +116,7 @@ class Broker:
         self._neighbours = neighbours = Neighbours(
             self.hosts, settings.nats.ack_subjects, lambda: self.catalog.recorded
         )
-        maker = StreamMaker(
+        self._maker = maker = StreamMaker(
             self.hosts,
             self.broken,
             settings,
@@ -441,6 +441,8 @@ class Broker:
         # The threads finish the commits that the drain did not wait for. The event loop keeps
         # running and answers them. Only then are the logs closed.
         await asyncio.to_thread(self.intake.pool.close)
+        await asyncio.to_thread(self._maker.close)
+        await self.records.flush()
         await asyncio.to_thread(self.records.close)
         await asyncio.to_thread(self._close_logs)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 
 from liftlog.cluster.handover import SPREAD_SECONDS
 from liftlog.errors import (
@@ -77,7 +78,8 @@ class HostedStreams:
         self.descriptors: Descriptors | None = None
         """Counts open files; None if the daemon shares the process with other code."""
         self.changes = asyncio.Lock()
-        """A lock that is held while streams are created or deleted."""
+        """A lock that is held while streams are deleted."""
+        self.names = Names()
         self.closing = False
         """True when the daemon accepts no more messages."""
         self._maker = maker
@@ -319,6 +321,28 @@ class HostedStreams:
             if state is not None:
                 states[host.name] = state
         return states
+
+
+class Names:
+    """Locks for the names of streams: only one creation or deletion of a name runs at a time, while
+    streams of other names are created beside it. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: Counter[str] = Counter()
+
+    @contextlib.asynccontextmanager
+    async def held(self, name: str) -> AsyncIterator[None]:
+        """Hold the lock of a name."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        self._users[name] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._locks[name]
 
 
 async def _drained(host: StreamHost) -> None:

@@ -11,8 +11,11 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from typing import Any
 
 from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import ConfigError, LiftlogError, StreamUnavailable, UnsupportedFormat
@@ -48,9 +51,15 @@ from liftlog.settings.stored import stored_form
 logger = logging.getLogger("liftlog.server")
 
 _DEFAULTS = StreamSettings.model_construct()
+_CREATED_AT_ONCE = 16
+"""Number of streams whose files are created at the same time. One disk sync serves many of them."""
 _LOADED_AHEAD = 4
 """Number of streams whose files are read at the same time at the start. While one thread waits for
 the disk, others decode."""
+
+
+class _UnknownFiles(StreamUnavailable):
+    """The directory of a new stream exists already, with the files of another stream."""
 
 
 class StreamMaker:
@@ -81,8 +90,13 @@ class StreamMaker:
         self._records = records
         self._now_ns = now_ns
         self._steady_ns = steady_ns
+        self._threads = ThreadPoolExecutor(_CREATED_AT_ONCE, thread_name_prefix="create")
         self.lost: set[str] = set()
         """Streams whose directories are missing."""
+
+    def close(self) -> None:
+        """End the threads. No stream is created afterwards. Blocking."""
+        self._threads.shutdown()
 
     # --- the start ---
 
@@ -276,30 +290,19 @@ class StreamMaker:
     ) -> StreamHost:
         """Create a new, empty stream. `record` is the metadata record of the stream, if one is
         already stored. The caller reports the change to the neighbours."""
-        if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
-            # The files appeared after the start; a new stream would overwrite them.
-            raise StreamUnavailable(
-                f"there are files of a stream {name} which this daemon has not opened",
-                hint="restart the daemon to serve the stream, or move the files away",
-            )
-        metadata, is_single = new_metadata(settings, origin), record is None
+        metadata, drawn = new_metadata(settings, origin), None
         if record is None:
-            is_system = origin == SYSTEM
-            made = await self._records.create({name: metadata["settings"]}, is_system=is_system)
-            record = made[name]
-        log: Log | None = None
-        try:
-            log = await asyncio.to_thread(
-                self._data_dir.create_log,
-                name,
-                log_config(settings),
-                initial_offset=settings.initial_offset,
-                metadata=metadata,
-                incarnation=record.incarnation,
+            record = drawn = self._records.draw(
+                name, metadata["settings"], is_system=origin == SYSTEM
             )
-            if is_single:  # otherwise the caller notes it, together with others
-                await self._records.hold([name])
-            host = await self.host(name, settings, log, origin)
+        log: Log | None = None
+        make = partial(self._make, name, settings, metadata, record.incarnation)
+        try:
+            made = await asyncio.get_running_loop().run_in_executor(self._threads, make)
+            log = made[0]
+            host = await self.host(name, settings, log, origin, sequencer=made[1])
+        except _UnknownFiles:
+            raise
         except Exception:
             # The caller gets an error, so the stream must not exist after the next start.
             if log is not None:
@@ -307,10 +310,37 @@ class StreamMaker:
             with contextlib.suppress(LiftlogError):
                 await self.remove_files(name)
             raise
+        if drawn is not None:  # otherwise the caller notes the stream, together with others
+            self._records.created(drawn)
         logger.info("stream-created stream=%s subject=%s", name, settings.shown_subjects)
         for warning in self._neighbours.warnings(host):
             logger.warning("stream-warning stream=%s %s", name, warning)
         return host
+
+    def _make(
+        self, name: str, settings: StreamSettings, metadata: dict[str, Any], incarnation: str
+    ) -> tuple[Log, Sequencer]:
+        """Create the files of a stream, and its sequencer. Blocking; durable on return."""
+        if self._data_dir.stream_path(name).exists():
+            # The files appeared after the start; a new stream would overwrite them.
+            raise _UnknownFiles(
+                f"there are files of a stream {name} which this daemon has not opened",
+                hint="restart the daemon to serve the stream, or move the files away",
+            )
+        log = self._data_dir.create_log(
+            name,
+            log_config(settings),
+            initial_offset=settings.initial_offset,
+            metadata=metadata,
+            incarnation=incarnation,
+        )
+        try:
+            return log, make_sequencer(
+                name, settings, log, self._neighbours.destinations, self._steady_ns()
+            )
+        except Exception:
+            log.close()
+            raise
 
     async def host(
         self,

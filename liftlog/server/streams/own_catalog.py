@@ -49,6 +49,7 @@ class OwnCatalog:
         self._maker = maker
         self._records = records
         self._settings = settings
+        self._creations: set[asyncio.Task[StreamHost]] = set()
 
     # --- from the start to the end ---
 
@@ -56,7 +57,9 @@ class OwnCatalog:
         await self._maker.open_all(assume_yes=assume_yes, is_stopping=is_stopping)
 
     async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
-        """Do nothing, because no other node could lead the streams."""
+        """Wait for the creations that have begun. No other node could lead the streams."""
+        if self._creations:
+            await asyncio.wait(self._creations, timeout=seconds)
 
     async def leave(self) -> None:
         """Do nothing, because no other node waits for this daemon."""
@@ -160,8 +163,20 @@ class OwnCatalog:
         return host
 
     async def create(self, name: str, settings: StreamSettings) -> StreamHost:
+        # The creation continues if the caller is cancelled, because its thread does.
+        creation = asyncio.create_task(self._create(name, settings), name=f"create-{name}")
+        self._creations.add(creation)
+        creation.add_done_callback(self._created)
+        return await asyncio.shield(creation)
+
+    def _created(self, creation: asyncio.Task[StreamHost]) -> None:
+        self._creations.discard(creation)
+        if not creation.cancelled():
+            creation.exception()  # its caller may have been cancelled
+
+    async def _create(self, name: str, settings: StreamSettings) -> StreamHost:
         hosted = self.hosted
-        async with hosted.changes:
+        async with hosted.names.held(name):
             hosted.check_creatable(name)
             host = hosted.hosts.get(name)
             is_new = host is None
@@ -183,7 +198,7 @@ class OwnCatalog:
         """Remove a stream for which NATS refuses the subscription. The caller of the creation gets
         this refusal. Without the removal, the daemon would repeat the subscription without end."""
         hosted = self.hosted
-        async with hosted.changes:
+        async with hosted.changes, hosted.names.held(host.name):
             if hosted.hosts.get(host.name) is not host or hosted.closing:
                 return
             await hosted.attachments.detach(host)
@@ -220,11 +235,12 @@ class OwnCatalog:
         The call also deletes a stream that could not be opened. If its files cannot be removed, the
         stream is shown as failed and can be deleted again.
         """
-        host = None if name in self.hosted.broken else self.hosted.find(name)
-        self.check_deletable(name)
-        await self.hosted.remove(name, host)
-        if host is not None:
-            self.hosted.consumers_deleted(host)
+        async with self.hosted.names.held(name):
+            host = None if name in self.hosted.broken else self.hosted.find(name)
+            self.check_deletable(name)
+            await self.hosted.remove(name, host)
+            if host is not None:
+                self.hosted.consumers_deleted(host)
         logger.info("stream-deleted stream=%s", name)
 
     def check_deletable(self, name: str) -> None:

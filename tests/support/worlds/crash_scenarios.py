@@ -78,11 +78,13 @@ def _load_state(fs: SimFileSystem, kind: str) -> ActiveState | None:
 
 
 def start(fs: SimFileSystem, boot: str, config: LogConfig = SMALL) -> tuple[Log, RecoveryReport]:
-    """As a daemon starts: the clean marker goes, durably, before the log is opened."""
+    """As a daemon starts: the clean marker goes, durably, before the log is opened, and the
+    directories of all streams are durable, also of one whose creation was interrupted."""
     point, clean = _load_state(fs, POINTS.name), _load_state(fs, CLEAN.name)
     if clean is not None:
         fs.unlink(CLEAN)
     fs.fsync_directory(CLEAN.parent)
+    fs.fsync_directory(DIRECTORY.parent)
     return open_log(
         DIRECTORY, environment(fs), config, clean=clean, recovery_point=point, boot_id=boot
     )

@@ -1,0 +1,130 @@
+"""Creations of streams run side by side; those of one name run one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.daemons.local_broker import Running
+
+from liftlog.errors import Conflict
+from liftlog.log import OsFileSystem
+from liftlog.log.files.filesystem import OsFile
+
+
+class MeetingFileSystem(OsFileSystem):
+    """Lets the manifests of new streams wait for each other."""
+
+    def __init__(self, parties: int) -> None:
+        self.meeting = threading.Barrier(parties)
+        self.is_on = False
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self.is_on and target.name == "manifest":
+            self.meeting.wait(60)
+        super().rename(source, target)
+
+
+async def test_sixteen_are_created_at_a_time(tmp_path: Path) -> None:
+    fs = MeetingFileSystem(16)
+    running = Running(tmp_path, fs=fs)
+    broker = await running.start()
+    fs.is_on = True
+    infos = await asyncio.gather(
+        *(broker.create_stream(f"s{number}", {"subject": f"s{number}"}) for number in range(16))
+    )
+    fs.is_on = False
+    assert len({info.incarnation for info in infos}) == 16
+    assert broker.hosts.keys() == {info.name for info in infos}
+    await broker.close()
+    again = Running(tmp_path)
+    assert (await again.start()).hosts.keys() == {info.name for info in infos}
+    await again.broker.close()
+
+
+async def test_one_name_is_created_once(running: Running) -> None:
+    broker = running.broker
+    first, second, other = await asyncio.gather(
+        broker.create_stream("s", {"subject": "in"}),
+        broker.create_stream("s", {"subject": "in"}),
+        broker.create_stream("s", {"subject": "other"}),
+        return_exceptions=True,
+    )
+    assert not isinstance(first, BaseException)
+    assert not isinstance(second, BaseException)
+    assert first.incarnation == second.incarnation
+    assert isinstance(other, Conflict)
+
+
+async def test_a_name_is_deleted_after_its_creation_and_created_after_its_deletion(
+    running: Running,
+) -> None:
+    broker = running.broker
+    first = asyncio.create_task(broker.create_stream("s", {"subject": "in"}))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    deletion = asyncio.create_task(broker.delete_stream("s"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    second = await broker.create_stream("s", {"subject": "in"})
+    await deletion
+    assert second.incarnation != (await first).incarnation
+    assert broker.hosts["s"].log.incarnation == second.incarnation
+
+
+async def test_a_creation_whose_caller_is_cancelled_is_completed(tmp_path: Path) -> None:
+    fs = MeetingFileSystem(2)
+    running = Running(tmp_path, fs=fs)
+    broker = await running.start()
+    fs.is_on = True
+    creation = asyncio.create_task(broker.create_stream("s", {"subject": "in"}))
+    async with asyncio.timeout(30):
+        while not fs.meeting.n_waiting:
+            await asyncio.sleep(0.001)
+    creation.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creation
+    drain = asyncio.create_task(broker.drain())
+    await asyncio.sleep(0)
+    assert not drain.done()
+    fs.meeting.wait(30)
+    await drain  # a stop waits for it
+    assert broker.hosts.keys() == {"s"}
+    await broker.close()
+
+
+class UnsyncedFile(OsFile):
+    __slots__ = ()
+
+    def fdatasync(self) -> None:
+        pass
+
+
+class UnsyncedFileSystem(OsFileSystem):
+    """So that the time does not depend on the disk."""
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
+        file = super().open(path, create=create, writable=writable)
+        file.__class__ = UnsyncedFile
+        return file
+
+    def fsync_directory(self, path: Path) -> None:
+        pass
+
+
+async def test_a_stream_beside_many_costs_what_the_first_ones_cost(tmp_path: Path) -> None:
+    """In processor time, which other processes change little; the first fifty warm up."""
+    running = Running(tmp_path, fs=UnsyncedFileSystem())
+    broker = await running.start()
+    spent = []
+    for some in range(24):
+        began = time.process_time()
+        for number in range(50):
+            name = f"s{some}-{number}"
+            await broker.create_stream(name, {"subject": f"plant.{name}.>"})
+        spent.append(time.process_time() - began)
+    assert min(spent[-3:]) <= 2 * min(spent[1:4]), spent
+    await broker.close()
