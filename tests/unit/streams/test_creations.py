@@ -1,4 +1,4 @@
-"""Creations of streams run side by side; those of one name run one after the other."""
+"""Streams are created and closed side by side; creations of one name run one after the other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 from support.daemons.local_broker import Running
 
 from liftlog.errors import Conflict
-from liftlog.log import OsFileSystem
+from liftlog.log import ActiveState, OsFileSystem
+from liftlog.log.data_dir import CLEAN_NAME, read_states
 from liftlog.log.files.filesystem import OsFile
+from liftlog.server.commits.host import StreamHost
 
 
 class MeetingFileSystem(OsFileSystem):
@@ -94,6 +96,28 @@ async def test_a_creation_whose_caller_is_cancelled_is_completed(tmp_path: Path)
     await drain  # a stop waits for it
     assert broker.hosts.keys() == {"s"}
     await broker.close()
+
+
+async def test_eight_logs_are_closed_at_a_time(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, meeting = running.broker, threading.Barrier(8)
+    names = [f"s{number}" for number in range(8)]
+
+    def meet(host: StreamHost) -> None:
+        close = host.log.close
+
+        def closed() -> ActiveState | None:
+            meeting.wait(60)
+            return close()
+
+        monkeypatch.setattr(host.log, "close", closed)
+
+    for name in names:
+        await broker.create_stream(name, {"subject": name})
+        meet(broker.hosts[name])
+    await broker.close()
+    assert list(read_states(running.fs, running.data_dir.path, CLEAN_NAME)) == names
 
 
 class UnsyncedFile(OsFile):
