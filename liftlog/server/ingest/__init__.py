@@ -1,6 +1,7 @@
 """From the NATS connection to runs of messages.
 
 batch_parser   the NATS wire protocol, many messages at a time
+shapes         its fast path: one regular expression for many similar messages
 transport      nats-py's TCP transport with larger reads, straight into the parser
 websocket      the same over a WebSocket
 seam           plugs both into nats-py; has a slower way if the parser does not fit

@@ -10,8 +10,7 @@ line at a time. Protocol: https://docs.nats.io/reference/reference-protocols/nat
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from nats.errors import ProtocolError
 
 from envelope import COOKIES
 from liftlog.sequencing.run import MessageRun
+from liftlog.server.ingest.shapes import Columns, Shape
 
 MAX_CONTROL_LINE = 64 * 1024  # the default of nats-server is 4 KiB, and operators can raise it
 _CRLF = b"\r\n"
@@ -27,8 +27,11 @@ _COOKIE_START = COOKIES[0][:2]
 assert all(cookie.startswith(_COOKIE_START) for cookie in COOKIES)
 _UNIFORM_MIN_ROWS = 8
 _UNIFORM_MAX_SIZES = 32
-_UNIFORM_MAX_SIDS = 16
 _UNIFORM_RETRY_CHUNKS = 16
+_UNIFORM_MISSES = 4
+_MIXED_CHUNKS = 64
+"""After this number of chunks with messages of one subscription, the next messages are expected to
+belong to one subscription too."""
 
 
 class MessageSink(Protocol):
@@ -51,152 +54,6 @@ class StockParser(Protocol):
 
     def reset(self) -> None: ...
     def parse(self, data: bytes) -> Coroutine[Any, Any, None]: ...
-
-
-class _Columns:
-    """Messages of one run while a chunk is parsed."""
-
-    __slots__ = ("headers", "payloads", "replies", "subjects")
-
-    def __init__(self) -> None:
-        self.subjects: list[bytes] = []
-        self.replies: list[bytes] = []
-        self.payloads: list[bytes] = []
-        self.headers: list[bytes] | None = None
-
-    def header_column(self) -> list[bytes]:
-        """Return the header column. The first call fills it with b"" for the messages so far."""
-        if self.headers is None:
-            self.headers = [b""] * len(self.payloads)
-        return self.headers
-
-    def extend(
-        self,
-        subjects: Sequence[bytes],
-        replies: Sequence[bytes],
-        headers: Sequence[bytes] | None,
-        payloads: Sequence[bytes],
-    ) -> None:
-        if headers is not None:
-            self.header_column().extend(headers)
-        elif self.headers is not None:
-            self.headers += [b""] * len(payloads)
-        self.subjects += subjects
-        self.replies += replies
-        self.payloads += payloads
-
-
-class _Shape:
-    """The form of messages that one regular expression can split into columns.
-
-    The messages belong to one run, and their `sids` have the same length. They can differ in reply
-    subject, headers and payload, and also in subject if `subject` is None. Each message has one of
-    the few `sizes`. A size is a pair: the bytes of the headers (0 for a message without headers),
-    and the bytes of headers and payload.
-
-    If there is only one size, headers and payload are separate groups of the expression. With
-    several sizes, all bytes after the reply subject are one group, which is divided afterwards.
-    """
-
-    __slots__ = ("_fixed_bytes", "_header_sizes", "has_headers", "has_reply", "pattern", "run",
-                 "stride", "subject")  # fmt: skip
-
-    def __init__(
-        self, run: bytes, sids: Sequence[bytes], sizes: Collection[tuple[int, int]],
-        subject: bytes | None, *, has_reply: bool,
-    ) -> None:  # fmt: skip
-        self.run = run
-        self.subject = subject
-        self.has_reply = has_reply
-        # `[^ ]` is three times as fast as a list of all forbidden characters; the fields are
-        # checked afterwards.
-        reply = rb"([^ ]+) " if has_reply else b""
-        name = rb"([^ ]+)" if subject is None else re.escape(subject)
-        self._header_sizes: dict[bytes, int] | None = None
-        if len(sizes) == 1:
-            ((header_size, size),) = sizes
-            self.has_headers = header_size > 0
-            op = b"HMSG" if header_size else b"MSG"
-            line = _size_line(header_size, size)
-            body = b"(.{%d})" % (size - header_size)
-            if header_size:
-                body = b"(.{%d})%b" % (header_size, body)
-            body = line + body
-            fixed = len(op) + len(line) + size
-            groups = 1 + self.has_headers
-        else:
-            self.has_headers = any(header_size for header_size, _ in sizes)
-            op = b"(H?)MSG"
-            body = b"(%b)" % b"|".join(
-                [b"%b.{%d}" % (_size_line(*pair), pair[1]) for pair in sorted(sizes)]
-            )
-            self._header_sizes = {
-                (b"H" if header_size else b"") + _size_line(header_size, size): header_size
-                for header_size, size in sizes
-            }
-            fixed = len(b"MSG")
-            groups = 2
-        sid = sids[0] if len(sids) == 1 else b"(?:%b)" % b"|".join(sids)
-        self.pattern = re.compile(rb"%b %b %b %b%b\r\n" % (op, name, sid, reply, body), re.DOTALL)
-        self.stride = 1 + groups + has_reply + (subject is None)
-        blanks = 4 if has_reply else 3
-        self._fixed_bytes = fixed + len(subject or b"") + blanks + len(sids[0]) + len(_CRLF)
-
-    def take(self, columns: _Columns, fields: Sequence[bytes]) -> int:
-        """Append the messages that were split into `fields`; returns their length in bytes.
-
-        Returns 0 and changes nothing if the fields are not messages of this shape.
-        """
-        stride = self.stride
-        count = len(fields) // stride
-        payloads = fields[stride - 1 :: stride]
-        at = 1 if self._header_sizes is None else 2
-        subjects: Sequence[bytes] = [self.subject or b""] * count
-        replies: Sequence[bytes] = [b""] * count
-        names = b""
-        if self.subject is None:
-            subjects = fields[at::stride]
-            names = b"".join(subjects)
-            at += 1
-        if self.has_reply:
-            replies = fields[at::stride]
-            names += b"".join(replies)
-        if b"\n" in names:
-            return 0  # a field swallowed a line end: a payload that looks like protocol
-        headers: Sequence[bytes] | None = None
-        length = count * self._fixed_bytes + len(names)
-        if self._header_sizes is None:
-            if self.has_headers:
-                headers = fields[stride - 2 :: stride]
-        else:
-            ops = fields[1::stride]
-            length += sum(map(len, payloads)) + sum(map(len, ops))
-            try:
-                headers, payloads = _cut(ops, payloads, self._header_sizes)
-            except KeyError:
-                return 0  # HMSG with one size or MSG with two: not what the fields say
-            if not (self.has_headers and any(headers)):
-                headers = None
-        columns.extend(subjects, replies, headers, payloads)
-        return length
-
-
-def _size_line(header_size: int, size: int) -> bytes:
-    """Return the bytes that end a control line: the sizes of the message, and CR LF."""
-    return b"%d %d\r\n" % (header_size, size) if header_size else b"%d\r\n" % size
-
-
-def _cut(
-    ops: Sequence[bytes], bodies: Sequence[bytes], header_sizes: Mapping[bytes, int]
-) -> tuple[list[bytes], list[bytes]]:
-    """Split bodies that begin with their sizes; returns the headers and the payloads."""
-    headers, payloads = [], []
-    for op, body in zip(ops, bodies, strict=True):
-        start = body.index(b"\n") + 1
-        end = start + header_sizes[op + body[:start]]
-        headers.append(body[start:end])
-        payloads.append(body[end:])
-    return headers, payloads
 
 
 class BatchParser:
@@ -230,8 +87,10 @@ class BatchParser:
         self._rest = b""
         self._parts: list[bytes] = []
         self._missing = 0
-        self._uniform: _Shape | None = None
+        self._uniform: Shape | None = None
         self._uniform_wait = 0
+        self._misses = 0
+        self._mixed_chunks = 0
 
     def reset(self) -> None:
         """Discard unfinished input, because a new connection begins."""
@@ -341,7 +200,7 @@ class BatchParser:
         start = pos
         # Nothing is faster than a search for one byte, and text does not contain this byte.
         may_have_cookie = data.find(_COOKIE_BYTE, pos) >= 0
-        by_run: dict[bytes, _Columns] = {}
+        by_run: dict[bytes, Columns] = {}
         if self._uniform is not None and not self._uniform_wait:
             pos = self._take_uniform(data, pos, by_run)
         elif self._uniform_wait:
@@ -363,7 +222,7 @@ class BatchParser:
         self._sink.chunk_end()
         return pos
 
-    def _take_uniform(self, data: bytes, pos: int, by_run: dict[bytes, _Columns]) -> int:
+    def _take_uniform(self, data: bytes, pos: int, by_run: dict[bytes, Columns]) -> int:
         """Take messages of the learned shape: one call of the regex engine splits the chunk into
         columns.
 
@@ -378,13 +237,12 @@ class BatchParser:
         gaps = fields[0:-1:stride]
         count = len(gaps)
         stops = [i for i, gap in enumerate(gaps) if gap] if any(gaps) else []
-        if count < _UNIFORM_MIN_ROWS or len(stops) * _UNIFORM_MIN_ROWS > count:
+        if len(stops) * _UNIFORM_MIN_ROWS > max(count, _UNIFORM_MIN_ROWS):
             self._forget_shape()
         at = 0
         for stop in [*stops, count]:
             if at < stop:
-                columns = by_run.get(shape.run) or by_run.setdefault(shape.run, _Columns())
-                length = shape.take(columns, fields[at * stride : stop * stride])
+                length = shape.take(by_run, self._joined, fields[at * stride : stop * stride])
                 if not length:
                     self._forget_shape()
                     return pos
@@ -397,54 +255,93 @@ class BatchParser:
             at = stop
         return pos
 
-    def _learn_from(self, by_run: Mapping[bytes, _Columns], known: Mapping[bytes, int]) -> None:
-        """If nearly all messages of a chunk belong to one run, learn their shape. `known` has, for
-        each run, the number of messages that already had the known shape."""
-        number, columns = max(by_run.items(), key=lambda one: len(one[1].payloads))
-        count = len(columns.payloads)
-        if sum(len(one.payloads) for one in by_run.values()) <= count + count // _UNIFORM_MIN_ROWS:
-            self._learn_uniform(number, columns, count - known.get(number, 0))
+    def _learn_from(self, by_run: Mapping[bytes, Columns], known: Mapping[bytes, int]) -> None:
+        """Learn the shape of the messages of a chunk. `known` has, for each run, the number of
+        messages that already had the known shape."""
+        if len(by_run) == 1:
+            ((number, columns),) = by_run.items()
+            most = count = len(columns.payloads)
+        else:
+            counts = {number: len(columns.payloads) for number, columns in by_run.items()}
+            number = max(counts, key=counts.__getitem__)
+            most, count = counts[number], sum(counts.values())
+        new = count - sum(known.values())
+        self._note_misses(count, new)
+        if self._is_mixed(number, most, count):
+            if not self._mixed_chunks:
+                self._uniform_wait = 0  # the shape was forgotten because of the other runs
+            self._mixed_chunks = _MIXED_CHUNKS
+        elif self._mixed_chunks and count >= _UNIFORM_MIN_ROWS:
+            self._mixed_chunks -= 1
+            if not self._mixed_chunks:
+                self._uniform = None
+        if new < _UNIFORM_MIN_ROWS or self._uniform_wait:
+            return
+        if self._mixed_chunks:
+            self._learn_uniform(None, by_run, known)
+        else:
+            self._learn_uniform(number, {number: by_run[number]}, known)
+
+    def _is_mixed(self, number: bytes, most: int, count: int) -> bool:
+        """Return True if the shape of this chunk is not that of one run. `most` of its messages
+        belong to the run `number`."""
+        if self._uniform_wait == _UNIFORM_RETRY_CHUNKS:  # just forgotten
+            return count > most
+        shape = self._uniform
+        is_other = shape is not None and shape.run not in (None, number)
+        return is_other or count > most + most // _UNIFORM_MIN_ROWS
+
+    def _note_misses(self, count: int, new: int) -> None:
+        """Forget a shape that most messages of several chunks do not have."""
+        if self._uniform is None or new * 2 <= count:
+            self._misses = 0
+            return
+        self._misses += 1
+        if self._misses >= _UNIFORM_MISSES:
+            self._forget_shape()
 
     def _forget_shape(self) -> None:
         self._uniform = None
         self._uniform_wait = _UNIFORM_RETRY_CHUNKS
+        self._misses = 0
 
-    def _learn_uniform(self, run: bytes, columns: _Columns, count: int) -> None:
-        """Learn a shape from the last `count` messages of `columns`, which arrived in a row."""
-        if count < _UNIFORM_MIN_ROWS or self._uniform_wait:
+    def _learn_uniform(
+        self, run: bytes | None, by_run: Mapping[bytes, Columns], known: Mapping[bytes, int]
+    ) -> None:
+        """Learn a shape from the messages of the columns, without the first `known` of each run.
+        `run` is None for a shape of any run."""
+        latest = [
+            (columns, rows)
+            for number, columns in by_run.items()
+            if (rows := len(columns.payloads) - known.get(number, 0))
+        ]
+        count = sum(rows for _, rows in latest)
+        if count < _UNIFORM_MIN_ROWS:
             return
-        replies = columns.replies[-count:]
-        without_reply = replies.count(b"")
-        header_sizes = [0] * count
-        if columns.headers is not None:
-            header_sizes = list(map(len, columns.headers[-count:]))
-        sizes = {*zip(header_sizes, map(len, columns.payloads[-count:]), strict=True)}
+        without_reply = 0
+        sizes: set[tuple[int, int]] = set()
+        subjects: set[bytes] = set()
+        for columns, rows in latest:
+            without_reply += columns.replies[-rows:].count(b"")
+            blocks = repeat(0) if columns.headers is None else map(len, columns.headers[-rows:])
+            sizes.update(zip(blocks, map(len, columns.payloads[-rows:]), strict=False))
+            subjects.update(columns.subjects[-rows:])
         if without_reply not in (0, count) or len(sizes) > _UNIFORM_MAX_SIZES:
             self._forget_shape()
             return
         sizes = {(header_size, header_size + size) for header_size, size in sizes}
-        seen = columns.subjects[-count:]
-        subject = seen[0] if seen.count(seen[0]) == len(seen) else None
-        sids = self._sids_of(run)
-        if len(sids) > _UNIFORM_MAX_SIDS:
-            self._forget_shape()
-            return
-        self._uniform = _Shape(run, sids, sizes, subject, has_reply=not without_reply)
+        if run in self._joined.values():
+            run = None  # its messages have the numbers of several subscriptions
+        is_fixed = run is not None and len(subjects) == 1
+        subject = subjects.pop() if is_fixed else None
+        self._uniform = Shape(run, sizes, subject, has_reply=not without_reply)
 
-    def _sids_of(self, run: bytes) -> list[bytes]:
-        """Return the numbers of the subscriptions that share this run, but only numbers of the most
-        frequent length, because one expression can find only numbers of one length."""
-        sids = [run, *(sid for sid, joined in self._joined.items() if joined == run)]
-        lengths = [len(sid) for sid in sids]
-        usual = max(lengths, key=lengths.count)
-        return [sid for sid in sids if len(sid) == usual]
-
-    def _take_any(self, data: bytes, pos: int, until: int, by_run: dict[bytes, _Columns]) -> int:
+    def _take_any(self, data: bytes, pos: int, until: int, by_run: dict[bytes, Columns]) -> int:
         """Parse one message after the other, of any form, as long as the messages begin before
         `until`. Returns the position after the last message."""
         find = data.find
         length = len(data)
-        columns = _Columns()
+        columns = Columns()
         last_sid = b""
         while pos < until:
             end = find(_CRLF, pos)
@@ -469,15 +366,9 @@ class BatchParser:
                 raise ProtocolError
             if sid != last_sid:
                 run = self._joined.get(sid, sid)
-                columns = by_run.get(run) or by_run.setdefault(run, _Columns())
+                columns = by_run.get(run) or by_run.setdefault(run, Columns())
                 last_sid = sid
-            if header_end > start:
-                columns.header_column().append(data[start:header_end])
-            elif columns.headers is not None:
-                columns.headers.append(b"")
-            columns.subjects.append(subject)
-            columns.replies.append(reply)
-            columns.payloads.append(data[header_end:stop])
+            columns.append(subject, reply, data[start:header_end], data[header_end:stop])
             pos = stop + 2
         return pos
 

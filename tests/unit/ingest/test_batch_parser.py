@@ -198,11 +198,23 @@ CONTROLS = st.sampled_from(
         b'INFO {"version":"2.15.1","max_payload":1048576}\r\n',
     ]
 )
+
+
+def of_several_subscriptions(rows: list[Row]) -> list[Row]:
+    return [row._replace(sid=(1, 2, 77, 3)[number % 4]) for number, row in enumerate(rows)]
+
+
+def of_several_in_turn(rows: list[Row]) -> list[Row]:
+    return [row._replace(sid=(1, 2, 77, 3)[number // 9 % 4]) for number, row in enumerate(rows)]
+
+
 PIECES = st.lists(
     st.one_of(
         ROWS.map(lambda row: [row]),
         uniform_runs(),
         uniform_runs(),
+        uniform_runs().map(of_several_subscriptions),
+        uniform_runs().map(of_several_in_turn),
         CONTROLS.map(lambda line: [line]),
     ),
     max_size=8,
@@ -246,10 +258,6 @@ def test_the_same_messages_as_the_stock_parser(
     assert by_sid(ours.rows) == by_sid(rows)
     assert ours.events == stock.events
     assert ours.infos == stock.infos
-
-
-def of_several_subscriptions(rows: list[Row]) -> list[Row]:
-    return [row._replace(sid=(1, 2, 77, 3)[number % 4]) for number, row in enumerate(rows)]
 
 
 @settings(max_examples=examples(1.5))
@@ -367,6 +375,96 @@ async def test_joined_subscriptions_are_on_the_fast_path(monkeypatch: pytest.Mon
     expected = [row._replace(sid=3) for row in [*rows, *rows, *rows, odd, *rows]]
     assert recorder.rows == expected
     assert [len(run) for run in recorder.runs] == [99, 99, 199]
+
+
+def of_streams(count: int, in_a_row: int, first: int = 0, size: int = 20) -> list[Row]:
+    """Messages of that many subscriptions, a few of each in a row."""
+    rows = rows_of(count * in_a_row, size)
+    return [row._replace(sid=first + 1 + number // in_a_row) for number, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("in_a_row", [1, 12])
+async def test_many_subscriptions_are_on_the_fast_path(
+    in_a_row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    rows = of_streams(64, in_a_row)
+    odd = Row(5, b"s", b"_INBOX.x", b"NATS/1.0\r\nA: b\r\n\r\n", b"of another size")
+    await parser.parse(b"".join(map(frame, rows)))
+    calls: list[None] = []
+    watch_slow_path(parser, monkeypatch, lambda: calls.append(None))
+    for number in range(3):
+        other = of_streams(64, in_a_row, first=100 * number)
+        await parser.parse(b"".join(map(frame, other[:100])))
+        assert not calls
+        recorder.rows.clear()
+        recorder.runs.clear()
+        await parser.parse(b"".join(map(frame, [*other[:30], odd, *other[30:]])))
+        assert len(calls) == 1, "one for the odd message"
+        calls.clear()
+        assert by_sid(recorder.rows) == by_sid([*other[:30], odd, *other[30:]])
+        assert len(recorder.runs) == len({row.sid for row in [*other, odd]})
+        of_odd = [run for run in recorder.runs if run.headers is not None]
+        assert len(of_odd) == 1, "the others have no header column"
+
+
+async def test_chunks_of_one_subscription_each_are_on_the_fast_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    for sid in (1, 2):
+        await parser.parse(b"".join(map(frame, rows_of(30, sid=sid))))
+    calls: list[None] = []
+    watch_slow_path(parser, monkeypatch, lambda: calls.append(None))
+    for number in range(20):
+        for count in (3, 30):
+            await parser.parse(b"".join(map(frame, rows_of(count, sid=number + 3))))
+    assert not calls
+    assert len(recorder.rows) == 60 + 20 * 33
+
+
+async def test_the_fast_path_returns_to_one_subscription() -> None:
+    """Its expression is shorter."""
+    recorder = Recorder()
+    parser = make(recorder)
+    await parser.parse(b"".join(map(frame, of_streams(10, 10))))
+    shape: Any = shape_of(parser)
+    assert shape.run is None
+    for _ in range(70):
+        await parser.parse(b"".join(map(frame, rows_of(20))))
+    shape = shape_of(parser)
+    assert shape.run == b"3"
+    assert recorder.rows[100:] == rows_of(20) * 70
+
+
+async def test_a_shape_that_no_message_has_is_forgotten() -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    await parser.parse(b"".join(map(frame, rows_of(20))))
+    few = rows_of(5, size=30)
+    for _ in range(3):
+        await parser.parse(b"".join(map(frame, few)))
+    assert shape_of(parser) is not None
+    await parser.parse(b"".join(map(frame, few)))
+    assert shape_of(parser) is None
+    assert recorder.rows == rows_of(20) + few * 4
+
+
+async def test_many_joined_subscriptions_are_on_the_fast_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder()
+    parser = make(recorder, joined_runs={b"%d" % sid: b"1" for sid in range(2, 50)})
+    rows = of_streams(49, 3)
+    await parser.parse(b"".join(map(frame, rows)))
+    calls: list[None] = []
+    watch_slow_path(parser, monkeypatch, lambda: calls.append(None))
+    await parser.parse(b"".join(map(frame, rows)))
+    assert not calls
+    assert recorder.rows == [row._replace(sid=1) for row in rows * 2]
+    assert len(recorder.runs) == 2
 
 
 async def test_the_fast_path_ends_where_the_run_does() -> None:
