@@ -77,6 +77,8 @@ KIND_LOADS = {
     f"{load}-{kind}": (kind, *LOADS[load]) for load in ("64x100", "8x100", "8x1") for kind in KINDS
 } | {"64x100-duplicates": ("duplicates", 64, 100)}
 """(kind of the messages, connections, in flight on each)."""
+STREAM_LOADS = {f"64x12-over-{streams}": (streams, 64, 12) for streams in (1, 4, 16, 64)}
+"""(streams, connections, in flight on each)."""
 
 
 def _ratio(
@@ -112,6 +114,23 @@ _BESIDE_PLAIN = {
     "liftbridge": ("Liftbridge's envelope", 0.35, 0.5),
 }
 """Kind of message -> (title, must, reach) of the row beside plain messages."""
+
+
+def _stream_rows() -> tuple[Row, ...]:
+    bounds = zip(
+        STREAM_LOADS.items(), ((1.0, 1.2), (0.8, 1.0), (0.75, 1.0), (0.5, 0.8)), strict=True
+    )
+    return tuple(
+        _ratio(
+            f"{load}-vs-default",
+            f"durable 64x12 over {streams} streams / JetStream that does not fsync",
+            (LIFTLOG, load),
+            (DEFAULT, load),
+            must,
+            reach,
+        )
+        for (load, (streams, _, _)), (must, reach) in bounds
+    )
 
 
 def _kind_rows() -> tuple[Row, ...]:
@@ -220,6 +239,7 @@ ROWS = (
         lower_is_better=True,
     ),
     *_kind_rows(),
+    *_stream_rows(),
     Row(
         "spread",
         "128 in flight on 1, 4, 16, 64, 128 connections, worst / best",

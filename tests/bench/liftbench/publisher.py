@@ -47,6 +47,8 @@ class Load:
     seconds: float = 3.0
     warmup_seconds: float = 0.5
     count: int = 0
+    streams: int = 1
+    """With more than one, connections share out subjects, `subject`.0 and so on."""
     kind: str = PLAIN
     """Of the messages, see `kinds`."""
     liftbridge_acks: bool = False
@@ -147,21 +149,22 @@ def connect(load: Load, number: int) -> Connection:
     # Shared out among the connections, so that every set-up sends as many different ones.
     kinds = min(_FRAMES, _FRAMES_BYTES // load.payload_bytes) // load.connections
     kinds = max(kinds, load.in_flight)
-    frames = bytearray().join(_frame(load, inbox, n) for n in range(kinds))
+    subject = f"{load.subject}.{number % load.streams}" if load.streams > 1 else load.subject
+    frames = bytearray().join(_frame(load, subject, inbox, n) for n in range(kinds))
     size = len(frames) // kinds
     return Connection(sock, memoryview(frames), size, lap_at=frames.find(LAP, 0, size))
 
 
-def _frame(load: Load, inbox: str, number: int) -> bytes:
+def _frame(load: Load, subject: str, inbox: str, number: int) -> bytes:
     reply = f"{inbox}.{number:07d} " if load.in_flight else ""
     start = number * 61 % (len(_RANDOM) - load.payload_bytes)
     payload = _RANDOM[start : start + load.payload_bytes]
     block, payload = KINDS[load.kind](inbox, number, payload)
     if block:
         sizes = f"{len(block)} {len(block) + len(payload)}"
-        head = f"HPUB {load.subject} {reply}{sizes}\r\n".encode()
+        head = f"HPUB {subject} {reply}{sizes}\r\n".encode()
     else:
-        head = f"PUB {load.subject} {reply}{len(payload)}\r\n".encode()
+        head = f"PUB {subject} {reply}{len(payload)}\r\n".encode()
     return head + block + payload + b"\r\n"
 
 

@@ -8,14 +8,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from .figures import KIND_LOADS, LOADS, SPREAD, Measurements, Series
+from .figures import KIND_LOADS, LOADS, SPREAD, STREAM_LOADS, Measurements, Series
 from .fsyncs import FsyncTrace
 from .kinds import LIFTBRIDGE, PLAIN
 from .processes import WorkerFailed, run_worker, settle_disk
 from .progress import Progress
 from .systems import ALWAYS, CEILING, DEFAULT, LIFTLOG, Ceiling, JetStream, Liftlog, System
 
-ALL_LOADS = {load: (PLAIN, *each) for load, each in (LOADS | SPREAD).items()} | KIND_LOADS
+ALL_LOADS = {
+    **{load: (PLAIN, *each) for load, each in (LOADS | SPREAD).items()},
+    **KIND_LOADS,
+    **{load: (PLAIN, *each[1:]) for load, each in STREAM_LOADS.items()},
+}
 SUBJECT = "bench.publish"
 _FSYNC_SECONDS = 1.0
 _NAME_CHARS = 24
@@ -60,26 +64,40 @@ def measure(
 
 
 def publish_once(system: System, load: str, **more: Any) -> dict[str, Any]:
-    """A run on a fresh stream, which afterwards must hold exactly what was acked."""
+    """A run on fresh streams, which afterwards must hold exactly what was acked."""
     stream = f"bench-{load.replace('+', '-')}".ljust(_NAME_CHARS, "-")
     kind, connections, in_flight = ALL_LOADS[load]
+    count = STREAM_LOADS.get(load, (1,))[0]
+    streams = {stream: SUBJECT}
+    if count > 1:
+        streams = {f"{stream[:-3]}{n:03}": f"{SUBJECT}.{n}" for n in range(count)}
     settle_disk()
-    system.create(stream, SUBJECT, kind=kind)
+    created: list[str] = []
     try:
+        for name, subject in streams.items():
+            system.create(name, subject, kind=kind)
+            created.append(name)
         spec = {"connections": connections, "in_flight": in_flight, "kind": kind, **more}
+        spec["streams"] = count
         if kind == LIFTBRIDGE and system.name.startswith(LIFTLOG):
             spec["liftbridge_acks"] = True
         outcome = run_worker("publisher", {"port": system.port, "subject": SUBJECT, **spec})
-        stored = system.stored(stream)
+        stored = sum(map(system.stored, streams))
         if stored != outcome["acked"] - outcome["duplicates"]:
             raise WorkerFailed(
                 f"{system.name}: {outcome['acked']} acked, of them {outcome['duplicates']} as "
                 f"duplicates, {stored} stored"
             )
-        outcome["fsyncs"] = system.fsyncs(stream)
+        outcome["fsyncs"] = _sum([system.fsyncs(name) for name in streams])
         return outcome
     finally:
-        system.delete(stream)
+        for name in created:
+            system.delete(name)
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _record(measured: Measurements, name: str, load: str, outcome: Mapping[str, Any]) -> None:
@@ -109,8 +127,8 @@ def count_fsyncs(
         with ExitStack() as stack:
             system: System | None = None
             for load in (load for load, takers in wanted.items() if name in takers):
-                if load in KIND_LOADS:
-                    continue  # headers change nothing of it
+                if load in KIND_LOADS or load in STREAM_LOADS:
+                    continue  # headers change nothing of it, and each stream is synced alone
                 if system is None:
                     place = directory / f"{name}-traced"
                     system = stack.enter_context(build(name, place, trace.wrapper))
