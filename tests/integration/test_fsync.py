@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -221,6 +222,114 @@ def test_storage_that_fails_for_good_stops_that_stream_alone(
         daemon.wrapper = []
         daemon.start()
         assert values_of(daemon, "in")[: len(acked)] == [b"%d" % i for i in range(len(acked))]
+        assert_no_traceback(daemon)
+
+
+MANY = 64
+
+
+def publish_to_all(raw: RawNats, inbox: bytes) -> None:
+    """One message for each stream, in one write; the answer of `m5` comes to `inbox`.5."""
+    raw.send(b"".join(pub_frame(f"many.{n}", b"x", reply=inbox + b".%d" % n) for n in range(MANY)))
+
+
+def answers_by_stream(raw: RawNats) -> dict[int, int]:
+    """The codes of the answers, 0 for an ack, by stream in the order in which they came."""
+    found = {}
+    for _ in range(MANY):
+        message = raw.next_message()
+        number = int(message.subject.rpartition(b".")[2])
+        found[number] = message.json().get("error", {}).get("err_code", 0)
+    return found
+
+
+def many_streams() -> dict[str, dict[str, str]]:
+    return {f"m{n}": {"subject": f"many.{n}"} for n in range(MANY)}
+
+
+def test_no_ack_before_the_sync_of_its_own_stream(
+    strace: str, server: NatsServer, tmp_path: Path
+) -> None:
+    """Many streams commit in one round, and threads sync their files side by side."""
+    trace = tmp_path / "trace"
+    calls = "trace=fdatasync,write,writev,sendto,sendmsg"
+    slow = "inject=fdatasync:delay_enter=10000"
+    wrapper = [strace, "-f", "-q", "-y", "-s", "100000", "-o", str(trace), "-e", calls, "-e", slow]
+    with Daemon(server.url, {"streams": many_streams()}, wrapper=wrapper) as daemon:
+        with RawNats(server.port) as raw:
+            inbox = raw.new_reply().rpartition(b".")[0]
+            for _ in range(3):
+                publish_to_all(raw, inbox)
+                assert set(answers_by_stream(raw).values()) == {0}
+        assert_no_traceback(daemon)
+    begun: dict[str, int] = {}
+    synced, acked = [0] * MANY, [0] * MANY
+    sends = 0
+    for line in trace.read_text().splitlines():
+        thread = line.split(maxsplit=1)[0]
+        segment = re.search(r"fdatasync\(\d+<[^>]*/streams/m(\d+)/\d+\.log>", line)
+        if segment is not None:
+            begun[thread] = int(segment[1])
+        if "fdatasync" in line and thread in begun and re.search(r"\) += 0", line):
+            synced[begun.pop(thread)] += 1
+        acks = re.findall(rf"PUB {re.escape(inbox.decode())}\.(\d+) ", line)
+        sends += bool(acks)
+        for number in map(int, acks):
+            acked[number] += 1
+            assert acked[number] <= synced[number], f"m{number} was acked before its sync"
+    assert acked == [3] * MANY
+    assert sends < 2 * MANY, "the acks of a round leave together"
+
+
+def test_a_sync_that_fails_concerns_one_stream_of_a_round(
+    strace: str, server: NatsServer, tmp_path: Path
+) -> None:
+    segment = tmp_path / "data" / "streams" / "m7" / f"{1:020}.log"
+    fail = "inject=fdatasync:error=EIO:when=1"
+    wrapper = wrapped(strace, tmp_path / "trace", "-P", str(segment), "-e", fail)
+    settings = {"streams": many_streams()}
+    with Daemon(server.url, settings, directory=tmp_path, wrapper=wrapper) as daemon:
+        with RawNats(server.port) as raw:
+            inbox = raw.new_reply().rpartition(b".")[0]
+            answers = []
+            while len(answers) < 20 and not any(answers[-1].values() if answers else ()):
+                publish_to_all(raw, inbox)
+                answers.append(answers_by_stream(raw))
+            assert answers[-1] == {n: 10077 if n == 7 else 0 for n in range(MANY)}
+            publish_to_all(raw, inbox)
+            assert set(answers_by_stream(raw).values()) == {0}
+        daemon.kill()
+        daemon.wrapper = []
+        daemon.start()
+        for n in (0, 7, 63):
+            expected = len(answers) + (n != 7)
+            assert len(values_of(daemon, f"m{n}")) == expected
+        assert_no_traceback(daemon)
+
+
+def test_a_sync_that_stalls_concerns_one_stream_of_a_round(
+    strace: str, server: NatsServer, tmp_path: Path
+) -> None:
+    segment = tmp_path / "data" / "streams" / "m7" / f"{1:020}.log"
+    stall = "inject=fdatasync:delay_enter=2000000"
+    wrapper = wrapped(strace, tmp_path / "trace", "-P", str(segment), "-e", stall)
+    settings = {"streams": many_streams()}
+    with Daemon(server.url, settings, directory=tmp_path, wrapper=wrapper) as daemon:
+        with RawNats(server.port) as raw:
+            inbox = raw.new_reply().rpartition(b".")[0]
+            for _ in range(3):
+                started = time.monotonic()
+                publish_to_all(raw, inbox)
+                others = {}
+                while len(others) < MANY - 1:
+                    message = raw.next_message()
+                    number = int(message.subject.rpartition(b".")[2])
+                    others.setdefault(number, time.monotonic() - started)
+                assert 7 not in others
+                assert max(others.values()) < 1.0
+                late = raw.next_message()
+                assert late.subject.endswith(b".7")
+                assert time.monotonic() - started >= 2.0
         assert_no_traceback(daemon)
 
 

@@ -5,6 +5,8 @@ host           the log, the settings, the writers and the waiting callers; refus
                when too many bytes wait for the disk
 committing     groups of judged messages: writes each with one sync, holds it until the gate
                commits it, and answers or undoes it
+rounds         commits of several streams together: their syncs side by side, their answers in one
+               write
 gate           when stored records count as committed; with followers `liftlog.cluster` decides it
 turns          one job at a time on a log: commits, flushes, exclusive calls
 writing        encodes, compresses and appends a group, for `committing`: inside the event loop

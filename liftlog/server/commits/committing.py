@@ -1,8 +1,10 @@
 """The commits of one stream: groups that its sequencer has judged are written, synced, answered.
 
 This module writes the messages of publishers. It writes at most one group at a time; messages that
-arrive during the write form the next group. A group is written inside the event loop while syncs
-are fast, else in a writer thread. With `durability: interval` a flush commits many groups at once.
+arrive during the write form the next group. `rounds` commits groups of several streams together: it
+calls `begin_part`, syncs, and calls `end_part`. If a stream commits alone, this module does the
+same inside the event loop while syncs are fast; otherwise a writer thread writes and syncs the
+group. With `durability: interval` a flush commits many groups at once.
 
 The gate decides when a group that is stored here is committed. With one copy it is committed at
 once. With several copies the group is *held* until the other nodes have it; the next group can be
@@ -31,7 +33,12 @@ from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.commits.subjects import SubjectUpkeep
 from liftlog.server.commits.turns import LogTurns
 from liftlog.server.commits.waiting import OwnRecords, WatermarkWaiters
-from liftlog.server.commits.writing import GroupWriter, InlineBudget, WriterPool
+from liftlog.server.commits.writing import (
+    STALLED_SECONDS,
+    GroupWriter,
+    InlineBudget,
+    WriterPool,
+)
 from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.stream")
@@ -41,6 +48,11 @@ FOLLOWED_INLINE_BYTES = 512 * 1024
 syncs are fast, regardless of its number of messages. A write in a thread needs two handovers, one
 to wake the followers and one to report the end, and under load the handovers take longer than the
 write."""
+
+ROUND_BYTES = 256 * 1024
+"""Maximum size, in bytes, of a group that is part of a round. Compressed groups must be smaller,
+because the event loop compresses them."""
+_COMPRESSED_ROUND_BYTES = 4 * 1024
 
 
 class CommitResources(Protocol):
@@ -97,11 +109,13 @@ class GroupCommits:
         self._fail = fail
         self._step_down = step_down
         self._writer = GroupWriter(log, settings)
+        self._most_in_round = _most_in_round(settings)
         self._has_flushes = self._is_flushed(settings)
         self._is_over = False  # this node no longer leads the stream
         self._unsynced = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         self._observed_syncs = log.writer.fsync_count
+        self._sync_stalls = False
         self._held_since = 0.0
 
     # --- one group ---
@@ -109,21 +123,57 @@ class GroupCommits:
     def commit(self, messages: int) -> bool:
         """Commit the next group of the waiting `messages`, or begin the commit in a thread. Call
         this while no job runs. Returns True if more messages can be committed at once."""
-        size_bytes = self._sequencer.pending_bytes - self._sequencer.held_bytes
-        if self._has_followers and size_bytes <= FOLLOWED_INLINE_BYTES:
-            messages = 1  # so the budget decides as it does for a single message
-        is_small = size_bytes <= self._writer.max_inline_bytes
-        if is_small and self._shared.inline.allows(messages):
+        if self._is_inline(messages):
             return self._commit_inline()
         self._commit_in_thread()
         return False
 
-    def _commit_inline(self) -> bool:
+    @property
+    def is_next_inline(self) -> bool:
+        """True if the event loop may commit all waiting messages at once."""
+        return self._is_inline(self._sequencer.pending_messages)
+
+    def _is_inline(self, messages: int) -> bool:
+        """Return True if the event loop may commit the next group of the waiting `messages`."""
+        size_bytes = self._waiting_bytes
+        if self._has_followers and size_bytes <= FOLLOWED_INLINE_BYTES:
+            messages = 1  # so the budget decides as it does for a single message
+        is_small = size_bytes <= self._writer.max_inline_bytes
+        return is_small and not self.stalls and self._shared.inline.allows(messages)
+
+    def can_join(self) -> bool:
+        """Return True if the next group may be part of a round: messages wait, and the event loop
+        may append them. Call this while no job runs."""
+        size_bytes = self._waiting_bytes
+        return (
+            0 < size_bytes <= self._most_in_round
+            and not self.stalls
+            and not self.flush_is_overdue
+            and self._writer.only_appends(size_bytes, self._sequencer.next_offset)
+        )
+
+    @property
+    def _waiting_bytes(self) -> int:
+        return self._sequencer.pending_bytes - self._sequencer.held_bytes
+
+    @property
+    def stalls(self) -> bool:
+        """True if the last write or the last sync took so long that it must not be repeated in the
+        event loop, and must not delay a round."""
+        return self._sync_stalls or self._writer.stalls
+
+    def begin_part(self) -> CommitGroup | None:
+        """Append the next group and send it to the followers. Call this while no job runs.
+
+        Returns the group, whose answers are ready, if `sync` has to come next and then `end_part`.
+        Otherwise, for example if the append has failed, all callers are answered, and None is
+        returned.
+        """
         group = self._sequencer.take_group()
         if group is None:
-            return False
+            return None
         error: Exception | None = None
-        count, started = len(group.values), time.perf_counter()
+        count = len(group.values)
         if count:
             try:
                 self._writer.write(self._writer.encode(group))
@@ -132,14 +182,36 @@ class GroupCommits:
                 # Prepared before the sync, so that after it the answers only have to be sent.
                 self._sequencer.prepare_answers(group)
                 if self._unsynced + count >= self._writer.syncs_at:
-                    self._log.sync()
+                    return group
             except Exception as caught:  # noqa: BLE001  # `_take_back` decides what it means
                 error = caught
         self._finish(group, error)
+        return None
+
+    def sync(self) -> Exception | None:
+        """Sync the log, in any thread; returns the error. Nothing else may use the log meanwhile,
+        except readers."""
+        try:
+            self._log.sync()
+        except Exception as error:  # noqa: BLE001  # `_take_back` decides what it means
+            return error
+        return None
+
+    def end_part(self, group: CommitGroup, error: Exception | None) -> None:
+        """Answer the group of `begin_part` after its sync, or take it back after an error."""
+        if group is self._sequencer.oldest_out:
+            self._finish(group, error)
+        elif isinstance(error, SyncFailed):  # the leadership ended: no one waits for an answer
+            self._abandon_tail(error, keep_offsets=False)
+        self._observe_sync()
+
+    def _commit_inline(self) -> bool:
+        started = time.perf_counter()
+        group = self.begin_part()
+        if group is not None:
+            self.end_part(group, self.sync())
         self._observed.inline_commits += 1
-        if count:
-            self._shared.inline.spent(time.perf_counter() - started)
-            self._observe_sync()
+        self._shared.inline.spent(time.perf_counter() - started)
         return self._sequencer.pending_messages > 0
 
     def _commit_in_thread(self) -> None:
@@ -159,7 +231,7 @@ class GroupCommits:
         self._turns.begin(
             partial(self._writer.write, batches),
             self._log.sync if must_sync else None,
-            partial(self._written, group),
+            partial(self.end_part, group),
             self._appended if self._has_followers else None,
         )
         self._sequencer.prepare_answers(group)  # while the thread writes
@@ -168,19 +240,14 @@ class GroupCommits:
         if self._sequencer.oldest_out is not None:  # False if the leadership has ended meanwhile
             self._gate.written(self._writer.written)
 
-    def _written(self, group: CommitGroup, error: Exception | None) -> None:
-        self._observe_sync()
-        if group is self._sequencer.oldest_out:
-            self._finish(group, error)
-        elif isinstance(error, SyncFailed):  # the leadership ended: no one waits for an answer
-            self._abandon_tail(error, keep_offsets=False)
-
     def _observe_sync(self) -> None:
         """Report the duration of the newest sync to the budget. Does nothing if there was no sync
         since the last call."""
         if self._log.writer.fsync_count != self._observed_syncs:
             self._observed_syncs = self._log.writer.fsync_count
-            self._shared.inline.observe(self._log.writer.last_sync_seconds)
+            seconds = self._log.writer.last_sync_seconds
+            self._sync_stalls = seconds > STALLED_SECONDS
+            self._shared.inline.observe(seconds)
 
     def _finish(self, group: CommitGroup, error: Exception | None) -> None:
         """Answer all callers that waited for this group, or keep the answers until the group is
@@ -401,6 +468,7 @@ class GroupCommits:
         """Apply new settings; see `StreamHost.adopt`."""
         self._settings = settings
         self._writer = GroupWriter(self._log, settings)
+        self._most_in_round = _most_in_round(settings)
         self._has_flushes = self._is_flushed(settings)
         if self._flush_timer is not None:
             # The timer runs by the old interval. Records must not wait longer than the new one.
@@ -410,3 +478,12 @@ class GroupCommits:
     def close(self) -> None:
         self._stop_flush_timer()
         self._own_records.failed("it is closed")
+
+
+def _most_in_round(settings: StreamSettings) -> int:
+    """Return the maximum size, in bytes, of a group that is part of a round."""
+    if settings.durability != "fsync":
+        return 0  # such a group is not synced before its acks
+    most = ROUND_BYTES if settings.compression == "none" else _COMPRESSED_ROUND_BYTES
+    # A stream that waits for a round is not counted as crowded, so it must have room left.
+    return min(most, settings.max_pending_bytes // 4)

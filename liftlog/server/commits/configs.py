@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from liftlog.log import Log, LogConfig
 from liftlog.sequencing import SequencerConfig
+from liftlog.sequencing.refusals import PAUSED, READ_ONLY, RefusalReason
 from liftlog.sequencing.room import Room, Stored
 from liftlog.settings import StreamSettings
 
@@ -110,3 +111,10 @@ def sequencer_config(name: str, settings: StreamSettings, leader_epoch: int) -> 
         is_bucket=own is not None and own.max_msgs_per_subject is not None,
         one_per_subject=own is not None and own.discard_new_per_subject,
     )
+
+
+def standing_refusal(settings: StreamSettings) -> RefusalReason | None:
+    """Return why the settings refuse all messages; None if they accept messages."""
+    if settings.read_only:
+        return READ_ONLY
+    return PAUSED if settings.paused else None

@@ -1,8 +1,8 @@
 """One stream inside the daemon: its log, its settings, its writers and its waiting callers.
 
-All code of this module runs on the event loop, except for the log calls that `turns` passes to the
-writer pool. `committing` writes the messages of publishers; this module accepts or refuses
-messages, changes settings, begins jobs, and ends the stream.
+All code runs on the event loop, except for the log calls that `turns` passes to the writer pool.
+`committing` writes messages; this module accepts or refuses them, changes settings, begins jobs,
+and ends the stream.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from liftlog.server.commits.configs import (
     log_config,
     room_of,
     sequencer_config,
+    standing_refusal,
     window_ns,
 )
 from liftlog.server.commits.gate import CommitGate, LocalGate
@@ -67,6 +68,8 @@ class Committers(CommitResources, Protocol):
     dirty: dict[StreamHost, None]
     """The streams that have messages to commit at the end of the chunk that is being parsed."""
 
+    @property
+    def rounds_are_out(self) -> bool: ...
     def mark_dirty(self, host: StreamHost) -> None: ...
     def now_ns(self) -> int: ...
     def steady_ns(self) -> int:
@@ -112,19 +115,19 @@ class StreamHost:
         delete the files of these segments."""
         self.observed = StreamObservations()
         self.turns = LogTurns(
-            name, committers.pool, begin_next=self.kick, after_exclusive=self._after_exclusive
+            name, committers.pool, begin_next=self._next, after_exclusive=self._after_exclusive
         )
         self._shared = committers
         self.newest = NewestBytes(log)
         sequencer.room = room_of(settings, log, self.newest)
-        self._refuse_with = _standing_refusal(settings) if is_leading else NOT_LEADING
+        self._refuse_with = standing_refusal(settings) if is_leading else NOT_LEADING
         self._waiters = WatermarkWaiters()
         self.subjects = SubjectUpkeep(log, sequencer, self._waiters, is_leading=is_leading)
         self._own_records = OwnRecords(name)
         self._gate: CommitGate = gate or LocalGate()
         self.is_leading = is_leading
         self._gate.bind(self)
-        self._commits = GroupCommits(
+        self.commits = GroupCommits(
             log,
             sequencer,
             settings,
@@ -189,18 +192,28 @@ class StreamHost:
             return False
         if self.turns.is_taken:
             return self.turns.taken_seconds < _STALL_SECONDS
-        return self.sequencer.is_holding and self._commits.held_seconds < _STALL_SECONDS
+        return self.sequencer.is_holding and self.commits.held_seconds < _STALL_SECONDS
 
     # --- whose turn it is ---
 
+    def can_join(self) -> bool:
+        """Return True if the stream may commit in a round now: messages wait, and nothing else."""
+        return self.turns.are_free and not self.failure and self.commits.can_join()
+
+    def _next(self) -> None:
+        """Begin the next job after a job of this stream."""
+        if (self._shared.dirty or self._shared.rounds_are_out) and self.can_join():
+            self._shared.mark_dirty(self)
+        else:
+            self.kick()
+
     def kick(self) -> None:
-        """Begin the next job. If a job is running, the next job begins when it ends. Never
-        raises."""
+        """Begin the next job, or let it begin when the running job ends. Never raises."""
         turns = self.turns
         if turns.is_taken or turns.is_closed:
             return
-        if self._commits.flush_is_overdue and not self.failure:
-            self._commits.flush()
+        if self.commits.flush_is_overdue and not self.failure:
+            self.commits.flush()
             return
         messages = 0 if self.failure else self.sequencer.pending_messages
         if messages and turns.begin_before_commit():
@@ -212,7 +225,7 @@ class StreamHost:
             return
         if messages:
             try:
-                if self._commits.commit(messages):
+                if self.commits.commit(messages):
                     self._shared.mark_dirty(self)
             except Exception as error:  # noqa: BLE001  # a supervisor, as above
                 self.fail(f"internal error while committing: {error!r}")
@@ -230,10 +243,10 @@ class StreamHost:
         self._refuse_with = STORE_FAILED
         logger.critical("stream-failed stream=%s reason=%s", self.name, reason)
         if self._gate.has_followers:
-            self._commits.step_down(STORE_FAILED)
+            self.commits.step_down(STORE_FAILED)
             self._gate.stepped_down(reason)
         else:
-            self._commits.give_up(reason)
+            self.commits.give_up(reason)
         self._waiters.end()
         self._note_idle()
 
@@ -243,7 +256,7 @@ class StreamHost:
         """Note that records below `offset` are committed, up to the end of the records that are
         stored on this node. Never raises."""
         try:
-            self._commits.commit_up_to(offset)
+            self.commits.commit_up_to(offset)
         except Exception as error:  # noqa: BLE001  # a supervisor, as above
             self.fail(f"internal error while committing: {error!r}")
         if not self.sequencer.is_holding:
@@ -258,7 +271,7 @@ class StreamHost:
         """
         logger.warning("stepped-down stream=%s reason=%s", self.name, reason)
         self._refuse_with = STORE_FAILED if self.failure else NOT_LEADING
-        self._commits.step_down(NOT_LEADING)
+        self.commits.step_down(NOT_LEADING)
         self._gate.stepped_down(reason)
         self._note_idle()
 
@@ -314,7 +327,7 @@ class StreamHost:
             return await self.turns.uninterrupted(call, then)
 
     def _after_exclusive(self, error: Exception | None) -> None:
-        self._commits.after_exclusive(error)
+        self.commits.after_exclusive(error)
 
     @contextmanager
     def compacting(self) -> Iterator[None]:
@@ -354,8 +367,8 @@ class StreamHost:
         # Only `PAUSED` and `READ_ONLY` depend on the settings: a stream that has failed, or whose
         # daemon is stopping, keeps refusing.
         if self._refuse_with in (None, PAUSED, READ_ONLY):
-            self._refuse_with = _standing_refusal(settings)
-        self._commits.adopt(settings)
+            self._refuse_with = standing_refusal(settings)
+        self.commits.adopt(settings)
 
     def shown_settings(self) -> dict[str, Any]:
         """The settings in the form that YAML shows. The result is cached until the settings change,
@@ -444,7 +457,7 @@ class StreamHost:
         """Accept messages again, unless another refusal has replaced `refusal` since
         `refuse_new`."""
         if self._refuse_with is refusal and self.is_leading:
-            self._refuse_with = _standing_refusal(self.settings)
+            self._refuse_with = standing_refusal(self.settings)
 
     async def drained(self) -> None:
         """Wait until everything received so far is committed and answered, or has failed."""
@@ -476,16 +489,10 @@ class StreamHost:
         """
         self.turns.close()
         self.subjects.close()
-        self._commits.close()
+        self.commits.close()
         self._waiters.end()
 
 
 def new_metadata(settings: StreamSettings, origin: str) -> dict[str, Any]:
     """Return the metadata for a stream that is being created; see `StreamHost.metadata`."""
     return {"settings": stored_form(settings), "origin": origin, "possible_losses": []}
-
-
-def _standing_refusal(settings: StreamSettings) -> RefusalReason | None:
-    if settings.read_only:
-        return READ_ONLY
-    return PAUSED if settings.paused else None

@@ -95,20 +95,34 @@ class LogTurns:
         """Write and sync in a writer thread. `done` is called on the loop with the error or None;
         after that the next job begins. `written` is called on the loop between write and sync. Call
         this while no job runs."""
-        self.is_taken = True
-        self._taken_since = time.monotonic()
+        self.take()
         loop = asyncio.get_running_loop()
-        ended = partial(_call_loop, loop, self._ended, done)
-        told = None if written is None else partial(_call_loop, loop, written)
+        ended = partial(call_loop, loop, self._ended, done)
+        told = None if written is None else partial(call_loop, loop, written)
         self._pool.submit(CommitJob(write, sync, ended, told))
 
     def _ended(self, done: Callable[[Exception | None], None], error: Exception | None) -> None:
+        self.give_back()
+        done(error)
+        self.begin_next()
+
+    def take(self) -> None:
+        """Begin a job that ends with `give_back`. Call this while no job runs."""
+        self._exclusive_ran_last = False
+        self.is_taken = True
+        self._taken_since = time.monotonic()
+
+    def give_back(self) -> None:
+        """End the current job. The caller then has to begin the next one."""
         self.is_taken = False
         if self._over is not None:
             self._over.set_result(None)
             self._over = None
-        done(error)
-        self.begin_next()
+
+    @property
+    def are_free(self) -> bool:
+        """True if messages may be committed at once: no job runs, and nothing else waits."""
+        return not (self.is_taken or self.is_closed or self._waiting or self.before_commit)
 
     # --- exclusive calls ---
 
@@ -212,7 +226,7 @@ class LogTurns:
         return StreamUnavailable(f"stream {self._stream} is closed")
 
 
-def _call_loop(
+def call_loop(
     loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object
 ) -> None:
     """Call a function on the loop from a writer thread. Does nothing after the loop has ended."""

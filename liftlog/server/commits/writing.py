@@ -1,7 +1,8 @@
 """Writes a commit group to disk, and chooses the thread for it.
 
 `GroupWriter` divides a group into batches, compresses and appends them. This runs inside the event
-loop if `InlineBudget` allows it, and otherwise in a thread of the `WriterPool`.
+loop if the group is part of a round or `InlineBudget` allows it, and otherwise in a thread of the
+`WriterPool`.
 
 A small group that is synced inline is acked without two handovers between threads. For a lone
 publisher, the handovers would be most of the latency. The loop must not wait for a slow disk, so
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,8 +28,11 @@ from liftlog.settings import StreamSettings
 _INLINE_BYTES = 64 * 1024
 """A group larger than this is compressed in a writer thread, not on the event loop."""
 
+STALLED_SECONDS = 0.05
+"""After a write or a sync that took longer than this, a stream commits alone, in a thread, until a
+write and a sync are faster."""
+
 _FAST_SYNC_SECONDS = 0.001
-_STALLED_SYNC_SECONDS = 0.05
 _REMEMBERED_SYNCS = 15
 _MAX_JOBS_AT_ONCE = 64
 
@@ -64,6 +69,8 @@ class GroupWriter:
                 self.syncs_at = settings.flush.messages
         self.written: list[EncodedBatch] = []
         """The batches of the last `write`."""
+        self.stalls = False
+        """True if the last `write` took longer than `STALLED_SECONDS`."""
 
     def encode(self, group: CommitGroup) -> list[EncodedBatch]:
         batch = self._batch
@@ -74,8 +81,24 @@ class GroupWriter:
             max_bytes=batch.max_bytes,
         )
 
+    def only_appends(self, size_bytes: int, next_offset: int) -> bool:
+        """Return True if a group of about this size, up to this offset, is only appended: no roll
+        and no reservation is due, and no earlier write has to be repaired."""
+        writer = self._log.writer
+        state = writer.state
+        in_doubt = state.manifest_in_doubt or state.active.has_leftovers or writer.slot.in_doubt
+        is_reserved = next_offset <= state.view.manifest.reserved_offset
+        return is_reserved and not in_doubt and not writer.must_roll(size_bytes, next_offset)
+
     def write(self, batches: list[EncodedBatch]) -> None:
         """Append the batches, without a sync."""
+        started = time.monotonic()
+        try:
+            self._write(batches)
+        finally:
+            self.stalls = time.monotonic() - started > STALLED_SECONDS
+
+    def _write(self, batches: list[EncodedBatch]) -> None:
         if self._compression != "none":
             batches = compressed(batches, self._compression)
         if self._acks_early:
@@ -113,16 +136,20 @@ class InlineBudget:
         the event loop stalls together with the disk. Inline commits begin again when enough fast
         syncs in threads have lowered the median.
         """
-        if sync_seconds > _STALLED_SYNC_SECONDS:
-            self._recent_slow.extend([True] * _REMEMBERED_SYNCS)
-            self._slow_count = _REMEMBERED_SYNCS
+        if sync_seconds > STALLED_SECONDS:
+            self.stalled()
             return
         slow = sync_seconds > _FAST_SYNC_SECONDS
         self._slow_count += slow - self._recent_slow[0]
         self._recent_slow.append(slow)
 
+    def stalled(self) -> None:
+        """Note that a sync stalls: it takes long, and may not have returned yet."""
+        self._recent_slow.extend([True] * _REMEMBERED_SYNCS)
+        self._slow_count = _REMEMBERED_SYNCS
+
     def spent(self, seconds: float) -> None:
-        """Subtract the time of an inline commit from the budget of the current chunk."""
+        """Subtract the time of work in the event loop from the budget of the current chunk."""
         self._left_seconds -= seconds
 
     def begin_chunk(self) -> None:
@@ -154,7 +181,8 @@ class WriterPool:
     """
 
     def __init__(self, threads: int) -> None:
-        self._jobs: queue.SimpleQueue[CommitJob | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[CommitJob | Callable[[], object] | None]
+        self._jobs = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"liftlog-writer-{i}", daemon=True)
             for i in range(threads)
@@ -165,9 +193,16 @@ class WriterPool:
     def submit(self, job: CommitJob) -> None:
         self._jobs.put(job)
 
+    def run_on(self, threads: int, call: Callable[[], object]) -> None:
+        """Call `call` in this number of threads, or in all threads if there are fewer. A call may
+        begin late or, if all threads are busy, when the others have ended. `call` must not
+        raise."""
+        for _ in range(min(threads, len(self._threads))):
+            self._jobs.put(call)
+
     @property
     def waiting_jobs(self) -> int:
-        """Jobs that no thread has taken yet."""
+        """Jobs that no thread has taken yet. A round counts once for each thread that it needs."""
         return self._jobs.qsize()
 
     def close(self) -> None:
@@ -178,27 +213,38 @@ class WriterPool:
             thread.join()
 
     def _run(self) -> None:
-        last = False
-        while not last:
+        while True:
             job = self._jobs.get()
+            if isinstance(job, CommitJob):
+                job = self._run_with_others(job)
             if job is None:
                 return
-            batch = [job]
-            # Leave other jobs to the other threads, which may be idle.
-            limit = max(1, min(_MAX_JOBS_AT_ONCE, self._jobs.qsize() // len(self._threads)))
-            while len(batch) < limit:
-                try:
-                    job = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
-                if job is None:
-                    last = True
-                    break
-                batch.append(job)
-            _run_batch(batch)
+            job()
+
+    def _run_with_others(self, job: CommitJob) -> Callable[[], object] | None:
+        """Run this job and others that wait. Returns what the thread has to do next: a call, or
+        None if it has to end."""
+        batch = [job]
+        # Leave other jobs to the other threads, which may be idle.
+        limit = max(1, min(_MAX_JOBS_AT_ONCE, self._jobs.qsize() // len(self._threads)))
+        following: Callable[[], object] | None = _nothing
+        while len(batch) < limit:
+            try:
+                other = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if not isinstance(other, CommitJob):
+                following = other
+                break
+            batch.append(other)
+        run_batch(batch)
+        return following
 
 
-def _run_batch(batch: list[CommitJob]) -> None:
+def _nothing() -> None: ...
+
+
+def run_batch(batch: list[CommitJob]) -> None:
     for job in batch:
         try:
             job.write()

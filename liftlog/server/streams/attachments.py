@@ -63,7 +63,7 @@ class Attachments:
     def set_link(self, link: NatsLink) -> None:
         """Attach streams through this link from now on."""
         self._link = link
-        self._intake.send = link.send
+        self._intake.write = link.send
         for host in self._hosts.values():
             self.want(host)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from liftlog.log import Clock
 from liftlog.sequencing import MessageRun
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.commits.rounds import Rounds
 from liftlog.server.commits.writing import InlineBudget, WriterPool
 from liftlog.settings import CommitSettings
 
@@ -41,8 +42,10 @@ class Intake:
         self.pool = WriterPool(commit.writer_threads)
         self.inline = InlineBudget(commit.inline_max_messages, commit.inline_budget_seconds)
         self.dirty: dict[StreamHost, None] = {}
-        self.send: Callable[[bytes], None] = lambda commands: None
+        self.rounds = Rounds(self)
+        self.write: Callable[[bytes], None] = lambda commands: None
         """The function that sends acks: `NatsLink.send`, as soon as there is a link."""
+        self._collected: list[bytes] | None = None
         self.now_ns = clock.now_ns
         self._hosts = hosts
         self._clock = clock
@@ -60,6 +63,10 @@ class Intake:
     def steady_ns(self) -> int:
         return self._start_ns + self._clock.monotonic_ns()
 
+    @property
+    def rounds_are_out(self) -> bool:
+        return self.rounds.are_out
+
     def mark_dirty(self, host: StreamHost) -> None:
         """Commit this stream soon. Called while no chunk from NATS is being parsed."""
         self.dirty[host] = None
@@ -76,8 +83,29 @@ class Intake:
         self._kick_scheduled = False
         self.inline.begin_chunk()
         dirty, self.dirty = self.dirty, {}
-        for host in dirty:
-            host.kick()
+        self.rounds.commit(dirty)
+
+    def send(self, commands: bytes) -> None:
+        """Send NATS commands, or collect them until `one_send` ends."""
+        if self._collected is None:
+            self.write(commands)
+        else:
+            self._collected.append(commands)
+
+    @contextlib.contextmanager
+    def one_send(self) -> Iterator[None]:
+        """Collect the commands of `send` until the context ends, and send them in one write."""
+        if self._collected is not None:  # an outer context sends them
+            yield
+            return
+        collected: list[bytes] = []
+        self._collected = collected
+        try:
+            yield
+        finally:
+            self._collected = None
+            if collected:
+                self.write(b"".join(collected))
 
     # --- limits of waiting data ---
 

@@ -127,6 +127,7 @@ class GatedStream:
         self.pool = StepPool()
         self.inline = InlineBudget(64, 1000.0)
         self.dirty: dict[StreamHost, None] = {}
+        self.rounds_are_out = False
         self.messages: dict[bytes, Published] = {}
         self.sends = 0
         self.now = 10**18

@@ -22,6 +22,7 @@ class Shared:
         self.pool = WriterPool(2)
         self.inline = InlineBudget(inline_max_messages, 1.0)
         self.dirty: dict[StreamHost, None] = {}
+        self.rounds_are_out = False
         self.sent: list[bytes] = []
 
     def send(self, commands: bytes) -> None:

@@ -149,7 +149,7 @@ async def test_a_flush_that_is_due_comes_before_what_waits(
         host.receive(MessageRun([b"in"], [b"_INBOX.r"], [payload], has_cookie=False))
         host.kick()
     assert host.sequencer.pending_messages == 1
-    host._commits.flush_due()
+    host.commits.flush_due()
     may_go_on.set()
     await host.drained()
     assert done == ["append", "sync", "append"]
@@ -185,7 +185,7 @@ async def test_a_commit_without_a_sync_says_nothing_about_the_disk(tmp_path: Pat
     await harness.publish(b"1")
     harness.log.sync()
     harness.log.writer.last_sync_seconds = 1.0
-    harness.host._commits._observed_syncs = harness.log.writer.fsync_count
+    harness.host.commits._observed_syncs = harness.log.writer.fsync_count
     await harness.publish(b"2")
     assert harness.shared.inline.allows(1)
     harness.close()

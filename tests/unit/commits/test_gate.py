@@ -192,7 +192,7 @@ def test_followers_are_woken_between_the_writes_and_the_syncs() -> None:
         )
 
     jobs = [job("a"), job("b", fails=True), CommitJob(lambda: None, None, lambda error: None)]
-    writing._run_batch(jobs)
+    writing.run_batch(jobs)
     assert order == ["write a", "write b", "wake a", "sync a", "done a", "done b"]
 
 

@@ -803,7 +803,7 @@ async def test_a_leader_that_stays_leads_on_in_the_next_epoch(tmp_path: Path, st
     node = await started(tmp_path / "a", store)
     streams, broker = node.streams, node.running.broker
     sent: list[bytes] = []
-    broker.intake.send = sent.append
+    broker.intake.write = sent.append
     record = replace(new_record("s", leader="a"), starts={"a": 2, "b": 1, "c": 1})
     await streams.mirror.create(record)
     await wait(lambda: streams.led)
