@@ -8,6 +8,7 @@ from typing import Any
 
 from liftlog.errors import StreamNotFound
 from liftlog.server.node.cluster_catalog import ClusterCatalog
+from liftlog.server.streams.hosted import Names
 from liftlog.server.streams.own_catalog import OwnCatalog
 
 
@@ -17,7 +18,7 @@ def _find(name: str) -> None:
 
 def lone_catalog(streams: Mapping[str, Any]) -> OwnCatalog:
     """Of a daemon on its own. It answers questions about `streams`, and changes nothing."""
-    hosted: Any = SimpleNamespace(hosts=streams, broken={}, find=_find)
+    hosted: Any = SimpleNamespace(hosts=streams, broken={}, find=_find, names=Names())
     nothing: Any = None
     return OwnCatalog(hosted, nothing, nothing, nothing)
 

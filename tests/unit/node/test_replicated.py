@@ -574,10 +574,10 @@ async def test_a_copy_that_is_created_at_the_start_is_not_taken_for_an_unfinishe
         write_manifest(manifest, fs, directory)
 
     list_streams, judge = DataDir.stream_names, DataDir._is_unfinished
-    write_manifest = Manifest.write
+    write_manifest = Manifest.write_first
     monkeypatch.setattr(DataDir, "stream_names", stream_names)
     monkeypatch.setattr(DataDir, "_is_unfinished", is_unfinished)
-    monkeypatch.setattr(Manifest, "write", write)
+    monkeypatch.setattr(Manifest, "write_first", write)
     left = copy_of(tmp_path / "a", "left")
     left.mkdir(parents=True)
     node = Node(tmp_path / "a", store, start=2)
@@ -1286,8 +1286,8 @@ async def test_a_copy_that_could_not_be_created_is_created_when_the_disk_has_roo
             raise left.pop()
         write_manifest(manifest, fs, directory)
 
-    write_manifest = Manifest.write
-    monkeypatch.setattr(Manifest, "write", write)
+    write_manifest = Manifest.write_first
+    monkeypatch.setattr(Manifest, "write_first", write)
     node = Node(tmp_path / "a", store, start=1)
     await node.streams.mirror.create(new_record("s", leader="b"))
     await wait(lambda: "s" in node.streams.followed)
