@@ -154,7 +154,7 @@ def client_of(reply: bytes) -> bytes:
     """Return the part of a pull's reply subject that all pulls of its client share. The Java client
     appends a number to its inbox, another one for each pull."""
     head, _, last = reply.rpartition(b".")
-    return head if last.isdigit() and b"." in head else reply
+    return head + b"." if last.isdigit() and b"." in head else reply
 
 
 Change = (

@@ -210,6 +210,8 @@ class GroupCommits:
         group = self.begin_part()
         if group is not None:
             self.end_part(group, self.sync())
+        else:  # the append may have synced, or a flush before it
+            self._observe_sync()
         self._observed.inline_commits += 1
         self._shared.inline.spent(time.perf_counter() - started)
         return self._sequencer.pending_messages > 0

@@ -17,6 +17,7 @@ until its syncs are fast again (`GroupCommits.can_join`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -31,6 +32,8 @@ from liftlog.server.commits.committing import CommitResources
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.commits.turns import call_loop
 from liftlog.server.commits.writing import STALLED_SECONDS
+
+logger = logging.getLogger("liftlog.server.stream")
 
 _MOST_OUT = 3
 _LOOK_AGAIN_SECONDS = 0.01
@@ -198,22 +201,27 @@ class Rounds:
         alone: list[StreamHost] = []
         stalls = False
         began = time.perf_counter()
-        with self._shared.one_send():
-            for member in members:
-                # A disk that stalls one append in the event loop must not stall more of them. A
-                # stream that has waited may have begun another job.
-                part = _begun(member) if not stalls and member.can_join() else None
-                if part is None:
-                    alone.append(member)
-                else:
-                    parts.append(part)
-                stalls = stalls or member.commits.stalls
-            if parts:
-                self._sync(parts)
-        if stalls:  # so no other stream commits in the event loop in this turn
-            self._shared.inline.spent(time.perf_counter() - began)
-        for member in alone:
-            member.kick()
+        try:
+            with self._shared.one_send():
+                for member in members:
+                    # A disk that stalls one append in the event loop must not stall more of them. A
+                    # stream that has waited may have begun another job.
+                    if stalls or not member.can_join():
+                        alone.append(member)
+                        continue
+                    part = _begun(member)
+                    if part is None:
+                        alone.append(member)
+                    else:
+                        parts.append(part)
+                    stalls = member.commits.stalls
+                if parts:
+                    self._sync(parts)
+        finally:
+            if stalls:  # so no other stream commits in the event loop in this turn
+                self._shared.inline.spent(time.perf_counter() - began)
+            for member in alone:
+                member.kick()
 
     def _sync(self, parts: list[Part]) -> None:
         loop = asyncio.get_running_loop()
@@ -252,6 +260,9 @@ class Rounds:
         if one.parts:
             loop = asyncio.get_running_loop()
             one.timer = loop.call_later(_LOOK_AGAIN_SECONDS, self.look, one)
+            if not self._shared.pool.waiting_jobs and not all(part.began for part in one.parts):
+                # The threads that took the calls of this round may stall with another job.
+                self._shared.pool.run_on(1, one.sync)
         self._end(one, synced)
         latest = time.monotonic() - self.most_wait_seconds
         for member in [member for member, since in self._waiting.items() if since < latest]:
@@ -280,7 +291,7 @@ def _begun(member: StreamHost) -> Part | None:
     try:
         group = member.commits.begin_part()
     except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
-        member.fail(f"internal error while committing: {error!r}")
+        _fail(member, error)
         return None
     if group is None:
         return None
@@ -294,4 +305,11 @@ def _end_part(part: Part) -> None:
     try:
         member.commits.end_part(part.group, part.error)
     except Exception as error:  # noqa: BLE001  # a supervisor, as above
+        _fail(member, error)
+
+
+def _fail(member: StreamHost, error: Exception) -> None:
+    try:
         member.fail(f"internal error while committing: {error!r}")
+    except Exception:  # a second defect of the stream: the other parts go on
+        logger.exception("stream-failure-incomplete stream=%s", member.name)

@@ -179,6 +179,8 @@ class StreamRecords:
 
     def close(self) -> None:
         """Wait for the current write. Nothing is stored afterwards. Call `flush` before."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._store.close()
 
     def record(self, name: str) -> StreamMetadata | None:
@@ -302,6 +304,9 @@ class StreamRecords:
         """Store the record of a stream whose manifest is durable, and note that the directory has
         the stream, within 5 s. Until then, only its directory shows that the stream exists."""
         self._behind[record.name] = record
+        self._flush_later()
+
+    def _flush_later(self) -> None:
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._behind_seconds, self._begin_flush)
@@ -324,6 +329,7 @@ class StreamRecords:
                 await self._store_all({name: one for name, one in behind.items() if one})
             except MetaStoreError as error:
                 self._behind = behind | self._behind
+                self._flush_later()
                 logger.warning("records-not-stored count=%d error=%s", len(behind), error)
             else:
                 await self.hold(behind)

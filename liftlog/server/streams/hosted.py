@@ -325,7 +325,8 @@ class HostedStreams:
 
         hosts = list(self.hosts.values())
         with ThreadPoolExecutor(_CLOSED_AT_ONCE, thread_name_prefix="close") as threads:
-            states = list(threads.map(close, hosts))
+            closing = [threads.submit(close, host) for host in hosts]
+        states = [one.result() for one in closing]  # only now: `map` drops the rest after an error
         return {
             host.name: state for host, state in zip(hosts, states, strict=True) if state is not None
         }

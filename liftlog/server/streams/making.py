@@ -20,6 +20,7 @@ from typing import Any
 from liftlog.cluster.record import StreamMetadata
 from liftlog.errors import ConfigError, LiftlogError, StreamUnavailable, UnsupportedFormat
 from liftlog.log import DataDir, Log, RecoveryReport
+from liftlog.log.files.filesystem import storage_errors
 from liftlog.names import is_stream_name
 from liftlog.records.codecs import codec_named
 from liftlog.sequencing import DedupeWindow, Destinations, Sequencer
@@ -56,10 +57,6 @@ _CREATED_AT_ONCE = 16
 _LOADED_AHEAD = 4
 """Number of streams whose files are read at the same time at the start. While one thread waits for
 the disk, others decode."""
-
-
-class _UnknownFiles(StreamUnavailable):
-    """The directory of a new stream exists already, with the files of another stream."""
 
 
 class StreamMaker:
@@ -296,14 +293,19 @@ class StreamMaker:
                 name, metadata["settings"], is_system=origin == SYSTEM
             )
         log: Log | None = None
-        make = partial(self._make, name, settings, metadata, record.incarnation)
+        unclaimed = [name]  # empty as soon as the thread begins, or this call gives up
+        make = partial(self._make, name, settings, metadata, record.incarnation, unclaimed.pop)
         try:
             made = await asyncio.get_running_loop().run_in_executor(self._threads, make)
             log = made[0]
             host = await self.host(name, settings, log, origin, sequencer=made[1])
-        except _UnknownFiles:
-            raise
         except Exception:
+            try:
+                unclaimed.pop()
+            except IndexError:
+                pass
+            else:  # nothing was created, so files of this name belong to another stream
+                raise
             # The caller gets an error, so the stream must not exist after the next start.
             if log is not None:
                 await asyncio.to_thread(log.close)
@@ -318,15 +320,25 @@ class StreamMaker:
         return host
 
     def _make(
-        self, name: str, settings: StreamSettings, metadata: dict[str, Any], incarnation: str
+        self,
+        name: str,
+        settings: StreamSettings,
+        metadata: dict[str, Any],
+        incarnation: str,
+        claim: Callable[[], object],
     ) -> tuple[Log, Sequencer]:
-        """Create the files of a stream, and its sequencer. Blocking; durable on return."""
-        if self._data_dir.stream_path(name).exists():
+        """Create the files of a stream, and its sequencer. `claim` is called when the directory is
+        known to be missing; it raises IndexError if the caller has given up. Blocking; durable on
+        return."""
+        with storage_errors(f"creating {name}"):
+            exists = self._data_dir.environment.fs.exists(self._data_dir.stream_path(name))
+        if exists:
             # The files appeared after the start; a new stream would overwrite them.
-            raise _UnknownFiles(
+            raise StreamUnavailable(
                 f"there are files of a stream {name} which this daemon has not opened",
                 hint="restart the daemon to serve the stream, or move the files away",
             )
+        claim()
         log = self._data_dir.create_log(
             name,
             log_config(settings),

@@ -155,6 +155,8 @@ class OwnCatalog:
         host = hosted.hosts.get(name)
         if host is None:
             host = await self._maker.create(name, settings, origin=SYSTEM)
+            # There are few such streams, and consumers must not lose their positions unnoticed.
+            await self._records.flush()
         elif host.settings != settings:
             await host.run_exclusive(lambda: None, then=partial(host.adopt, settings))
             await save_metadata(host)

@@ -183,11 +183,9 @@ async def test_a_file_whose_sync_stalls_leaves_the_round(
     disk = SlowDisk(made, tmp_path, 64)
     world = disk.world
     disk.stall_syncs(monkeypatch, "s5")
-    started = time.monotonic()
     numbers = world.publish()
     others = numbers[:5] + numbers[6:]
     await world.answered(others)
-    assert time.monotonic() - started < 20 * STALLED_SECONDS  # at once, but for a busy machine
     assert world.codes([numbers[5]]) == [-1]
     stalled = world.hosts["s5"]
     assert stalled.turns.is_taken, "nothing else uses its log"
@@ -504,3 +502,44 @@ async def test_a_failed_sync_ends_the_leadership(made: Callable[..., RoundStream
     await world.work()
     assert world.codes(numbers) == [0, -1, 0]
     assert world.gates["s1"].lead_ended
+
+
+async def test_a_second_defect_of_one_stream_leaves_the_others_whole(
+    made: Callable[..., RoundStreams], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes while the stream is ended because of the first one."""
+    world = made(3)
+
+    def told(_: object) -> None:
+        raise KeyError("defect")
+
+    numbers = world.publish(chunk=False)
+    for _ in range(2):
+        world.hosts["s0"].store([b"in"], [None], [b"own"], told)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    world.intake.chunk_ended()
+    for _ in range(5):
+        await world.work()
+    assert world.codes(numbers)[1:] == [0, 0]
+    assert [host.turns.is_taken for host in world.hosts.values()] == [False] * 3
+    assert "stream-failure-incomplete stream=s0" in caplog.text
+
+
+async def test_commits_in_the_event_loop_learn_from_the_syncs_of_flushes(
+    made: Callable[..., RoundStreams],
+) -> None:
+    world = made(1, durability="interval", flush={"interval": "10ms"})
+    host = world.hosts["s0"]
+    sync = host.log.sync
+
+    def slow() -> int:
+        end = sync()
+        host.log.writer.last_sync_seconds = 1.0
+        return end
+
+    host.log.sync = slow  # type: ignore[method-assign]
+    world.publish("s0")
+    host.commits.flush_due()
+    await world.work()
+    world.publish("s0")
+    assert not world.intake.inline.allows(1)

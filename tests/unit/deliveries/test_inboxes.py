@@ -256,3 +256,9 @@ def test_the_time_without_nats_does_not_count() -> None:
     clients.now += 10 * SECOND
     assert clients.look() == []
     assert clients.ended(1) == [(0.75, b"fast")]
+
+
+def test_an_inbox_is_another_client_than_its_numbered_replies() -> None:
+    """Otherwise a client that may pull could take the place of another client's inbox."""
+    assert client_of(b"_INBOX.a.1") == client_of(b"_INBOX.a.2")
+    assert client_of(b"_INBOX.a") != client_of(b"_INBOX.a.7")

@@ -118,3 +118,19 @@ async def test_a_failed_write_is_repeated(
     assert written(tmp_path) == {
         f"{kind}.{name}" for kind in ("stream", "held") for name in ("first", "second")
     }
+
+
+async def test_a_failed_write_is_repeated_without_another_creation(tmp_path: Path) -> None:
+    """A disk that was full for a moment must not leave the record away until a stop."""
+    records = StreamRecords(FileMetaStore(tmp_path / "records", shared=False), behind_seconds=0.05)
+    await records.load([])
+    (tmp_path / "records.tmp").mkdir()  # so that the file cannot be written
+    create(records, "first")
+    await records.flush()
+    (tmp_path / "records.tmp").rmdir()
+    async with asyncio.timeout(30):
+        while not (tmp_path / "records").exists():
+            await asyncio.sleep(0.01)
+    await records.flush()
+    records.close()
+    assert written(tmp_path) == {"stream.first", "held.first"}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import shutil
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.daemons.local_broker import Running
 
-from liftlog.errors import Conflict
+from liftlog.errors import Conflict, StorageError, StreamUnavailable
 from liftlog.log import ActiveState, OsFileSystem
 from liftlog.log.data_dir import CLEAN_NAME, read_states
-from liftlog.log.files.filesystem import OsFile
+from liftlog.log.files.filesystem import FileSystem, OsFile
 from liftlog.server.commits.host import StreamHost
 
 
@@ -152,3 +156,52 @@ async def test_a_stream_beside_many_costs_what_the_first_ones_cost(tmp_path: Pat
         spent.append(time.process_time() - began)
     assert min(spent[-3:]) <= 2 * min(spent[1:4]), spent
     await broker.close()
+
+
+async def test_a_directory_that_cannot_be_examined_stays(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator has put it back while the daemon runs. The creation fails before it creates
+    anything, so it must not remove what it did not create."""
+    await running.broker.create_stream("other", {"subject": "other"})
+    put_back = running.data_dir.stream_path("s")
+    shutil.copytree(running.data_dir.stream_path("other"), put_back)
+    exists = type(running.fs).exists
+    failures = [OSError(errno.EIO, "Input/output error")]
+
+    def failing(fs: FileSystem, path: Path) -> bool:
+        if path == put_back and failures:
+            raise failures.pop()
+        return exists(running.fs, path)
+
+    monkeypatch.setattr(type(running.fs), "exists", failing)
+    with pytest.raises(StorageError):
+        await running.broker.create_stream("s", {"subject": "in"})
+    assert not failures
+    with pytest.raises(StreamUnavailable, match="has not opened"):
+        await running.broker.create_stream("s", {"subject": "in"})
+    assert (put_back / "manifest").exists()
+
+
+async def test_a_log_that_cannot_be_closed_leaves_no_other_open(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = running.broker
+    names = [f"s{number:02d}" for number in range(24)]
+    for name in names:
+        await broker.create_stream(name, {"subject": name})
+    closed = []
+
+    def closing(name: str, close: Callable[[], object]) -> None:
+        close()
+        closed.append(name)
+        if name == names[0]:
+            raise OSError(errno.EIO, "on purpose")
+
+    for name in names:
+        log = broker.hosts[name].log
+        monkeypatch.setattr(log, "close", partial(closing, name, log.close))
+    with pytest.raises(OSError, match="on purpose"):
+        await broker.close()
+    assert sorted(closed) == names
+    running.data_dir.close(None)
