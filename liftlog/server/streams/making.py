@@ -293,19 +293,16 @@ class StreamMaker:
                 name, metadata["settings"], is_system=origin == SYSTEM
             )
         log: Log | None = None
-        unclaimed = [name]  # empty as soon as the thread begins, or this call gives up
-        make = partial(self._make, name, settings, metadata, record.incarnation, unclaimed.pop)
+        unclaimed = {name: True}  # empty as soon as the thread begins, or this call gives up
+        claim = partial(unclaimed.pop, name)
+        make = partial(self._make, name, settings, metadata, record.incarnation, claim)
         try:
             made = await asyncio.get_running_loop().run_in_executor(self._threads, make)
             log = made[0]
             host = await self.host(name, settings, log, origin, sequencer=made[1])
         except Exception:
-            try:
-                unclaimed.pop()
-            except IndexError:
-                pass
-            else:  # nothing was created, so files of this name belong to another stream
-                raise
+            if unclaimed.pop(name, False):
+                raise  # nothing was created, so files of this name belong to another stream
             # The caller gets an error, so the stream must not exist after the next start.
             if log is not None:
                 await asyncio.to_thread(log.close)
@@ -328,7 +325,7 @@ class StreamMaker:
         claim: Callable[[], object],
     ) -> tuple[Log, Sequencer]:
         """Create the files of a stream, and its sequencer. `claim` is called when the directory is
-        known to be missing; it raises IndexError if the caller has given up. Blocking; durable on
+        known to be missing; it raises KeyError if the caller has given up. Blocking; durable on
         return."""
         with storage_errors(f"creating {name}"):
             exists = self._data_dir.environment.fs.exists(self._data_dir.stream_path(name))
