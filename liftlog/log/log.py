@@ -22,6 +22,7 @@ from liftlog.log.files.leases import Leases
 from liftlog.log.files.manifest import (
     end_of_epoch,
     epoch_before,
+    sync_copy,
 )
 from liftlog.log.read import reading
 from liftlog.log.read.arrivals import Arrivals
@@ -465,6 +466,8 @@ class Log:
                 self.commit_up_to(self.log_end_offset)
             with storage_errors(f"closing {self.name}"):
                 self._state.active.finish()
+                if self._state.copy_in_doubt:
+                    sync_copy(self.environment.fs, self.directory)
             state = self.checkpoint()
             self._forget_early_acks()
         except StorageError as error:

@@ -164,6 +164,8 @@ class LogState:
         self.view = ReadView(committed or active.end, segments, manifest, active.index)
         self.lock = threading.RLock()
         self.manifest_in_doubt = False
+        self.copy_in_doubt = False
+        """True if a power cut may destroy the copy of the manifest; see `Manifest.write_first`."""
         self.closed = False
         self._swapping = threading.Lock()
 
@@ -211,7 +213,9 @@ class LogState:
                 file.close()
                 raise
             active = ActiveSegment(segment, file, SparseIndex(initial_offset))
-            return cls(directory, environment, config, manifest, (), active)
+            state = cls(directory, environment, config, manifest, (), active)
+            state.copy_in_doubt = True
+            return state
 
     @property
     def written_view(self) -> ReadView:
@@ -242,7 +246,7 @@ class LogState:
         except OSError:
             self.manifest_in_doubt = True
             raise
-        self.manifest_in_doubt = False
+        self.manifest_in_doubt = self.copy_in_doubt = False
 
     def confirm_manifest(self) -> None:
         """Write the manifest of the view again if the disk may contain another manifest. Raises

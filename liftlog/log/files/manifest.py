@@ -181,8 +181,9 @@ class Manifest:
 
         The directory is synced after the content of the manifest, and before its rename: the name
         of the segment must be durable first, and the file system has written it with the content of
-        the manifest. The copy is written without a sync: after a power cut soon after the creation
-        it may be damaged or missing, and the next start writes it again. Raises OSError."""
+        the manifest. The copy is written without a sync: after a power cut it may be damaged or
+        missing, until `sync_copy` or the next write of the manifest. The next start writes it
+        again. Raises OSError."""
         text = self._to_json()
         write_checkpoint_text(
             fs,
@@ -290,6 +291,16 @@ class FoundManifest:
     manifest: Manifest | None
     problems: tuple[str, ...] = ()
     is_written_twice: bool = True  # both files contain it
+
+
+def sync_copy(fs: FileSystem, directory: Path) -> None:
+    """Make the copy that `Manifest.write_first` has written durable. Raises OSError."""
+    file = fs.open(directory / COPY_NAME)
+    try:
+        file.fdatasync()
+    finally:
+        file.close()
+    fs.fsync_directory(directory)
 
 
 def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
