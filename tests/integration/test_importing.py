@@ -16,6 +16,7 @@ import pytest
 from nats.js.api import StorageType
 from nats.js.errors import KeyNotFoundError
 from support.clients.command_line import Cli
+from support.clients.ingesting import until
 from support.clients.raw_nats import RawNats
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
@@ -101,12 +102,12 @@ def test_a_killed_import_continues_where_it_was(liftlog: Cli, stream: str, tmp_p
     lines = file.read_bytes().splitlines(keepends=True)
     words = ("import", "jsonl", stream, "-", "-s", f"{stream}.x")
     for sent in (1500, 2900):
+        before = len(records(liftlog, stream))
         copying = liftlog.spawn(*words, stdin=subprocess.PIPE)
         assert copying.stdin is not None
         copying.stdin.write(b"".join(lines[:sent]))
         copying.stdin.flush()
         deadline = time.monotonic() + 60
-        before = len(records(liftlog, stream))
         while len(records(liftlog, stream)) <= before:
             assert time.monotonic() < deadline, copying.poll()
             time.sleep(0.01)
@@ -273,6 +274,7 @@ async def test_a_bucket_moves_into_a_bucket(liftlog: Cli, jetstream: Any) -> Non
         NatsServer() as nats_here,
         Daemon(nats_here.url, {"nats": {"jetstream_api": True}}) as here,
     ):
+        await asyncio.to_thread(until, lambda: "jetstream-api-answers" in here.log)
         cli = Cli(here, nats_here)
         connection = await nats.connect(nats_here.url)
         try:
