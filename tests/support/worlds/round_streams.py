@@ -160,7 +160,7 @@ class RoundStreams:
     # --- what is the case ---
 
     def codes(self, numbers: Sequence[int]) -> list[int]:
-        """Of each message: 0 for an ack, the code of a nack, or -1 without an answer."""
+        """Return, for each message, 0 for an ack, the code of a nack, or -1 without an answer."""
         found = [self.answers.get(number) for number in numbers]
         return [-1 if one is None else one.get("error", {}).get("err_code", 0) for one in found]
 
@@ -168,7 +168,7 @@ class RoundStreams:
         return self.hosts[name].log
 
     def acked(self, name: str) -> dict[int, bytes]:
-        """What was acked at which offset."""
+        """Return the acked messages by offset."""
         return {
             answer["seq"]: self.payloads[number][1]
             for number, answer in [*self.answers.items()]
@@ -183,7 +183,7 @@ class RoundStreams:
         }
 
     def check(self) -> None:
-        """What was acked is durable and can be read, and what was refused is not there."""
+        """Check that acked messages are durable and readable, and that refused ones are absent."""
         for name, host in self.hosts.items():
             found, acked = read_all(host.log), self.acked(name)
             assert acked.items() <= found.items(), name

@@ -408,7 +408,7 @@ async def test_a_defect_stops_one_stream(
 
 
 async def test_closing_while_a_round_is_out(made: Callable[..., RoundStreams]) -> None:
-    """What is written is answered, and what only waits is not, as for a commit in a thread."""
+    """Messages that are written get an answer; messages that only wait get none."""
     world = made(3)
     numbers = world.publish()
     waiting = world.publish()
