@@ -317,7 +317,7 @@ def _simple_table(lines: Sequence[Row], right: set[int]) -> list[str]:
     def show(line: Row, *, is_heading: bool) -> str:
         shown = []
         for number, (heading, text, width) in enumerate(zip(headings, line, widths, strict=True)):
-            cell = text.rjust(width) if number in right else text.ljust(width)
+            cell = text.rstrip().rjust(width) if number in right else text.ljust(width)
             if number == len(widths) - 1:
                 cell = cell.rstrip()
             if coloured and is_heading:
