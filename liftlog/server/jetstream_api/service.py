@@ -86,6 +86,7 @@ other tasks that answer requests remain free for other requests."""
 _LOOK_SECONDS = 15.0
 _LOOK_AGAIN_SECONDS = 1.0
 _UNAVAILABLE = 503
+_UNDECIDED = "not yet known whether JetStream is off"
 
 __all__ = ["JetStreamApi"]
 _REGISTERED = (consumer_methods, message_methods, purging, streams)
@@ -102,7 +103,7 @@ class JetStreamApi:
         separate link, because one client can send any number of requests, and messages must not
         wait behind these requests."""
         settings = broker.settings
-        self.problem = "not yet known whether JetStream is off"
+        self.problem = _UNDECIDED
         """Reason why requests are not answered; empty if requests are answered."""
         self.counters = ApiCounters()
         cluster = settings.cluster
@@ -218,6 +219,12 @@ class JetStreamApi:
     def _flow_answered(self, subject: bytes) -> None:
         self._consumers.flow_answered(subject)
         self._acked.flow_answered(subject)
+
+    @property
+    def is_deciding(self) -> bool:
+        """True until the first check for JetStream has ended. After it, requests are answered, or
+        `problem` is the reason why not."""
+        return self.problem == _UNDECIDED
 
     @property
     def worker_problems(self) -> dict[str, str]:

@@ -168,6 +168,10 @@ class Health:
             return Check(False, self._broker.nats_problem)
         if self.phase is Phase.RECOVERING or not self._broker.attached:
             return Check(False, "subscriptions are not yet confirmed by NATS")
+        if self._broker.settings.nats.jetstream_api and self._link.connected:
+            api = self.jetstream_api
+            if api is None or api.is_deciding:
+                return Check(False, "JetStream's API has not started yet")
         if any(not one.is_required for one in self._broker.refused_subjects()):
             return Check(True, "NATS has confirmed every subscription that is needed")
         return Check(True, "NATS has confirmed every subscription")

@@ -79,8 +79,9 @@ KINDS: dict[str, Kind] = {
             "streams",
             Severity.UNREADY,
             "NATS has not confirmed a subscription that a stream needs, or refuses the "
-            "subscription.",
-            "give the daemon's NATS user the permission: `liftlog docs how-to/nats`",
+            "subscription; or JetStream's API has not started yet (`nats.jetstream_api`).",
+            "wait, if the daemon has just started; if NATS refuses the subscription, give the "
+            "daemon's NATS user the permission: `liftlog docs how-to/nats`",
         ),
         Kind(
             "disk",

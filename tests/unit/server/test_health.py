@@ -48,6 +48,7 @@ class Parts:
             conditions=Conditions(),
             stalled_streams=lambda seconds: self.stalled,
             catalog=lone_catalog({}),
+            settings=SimpleNamespace(nats=SimpleNamespace(jetstream_api=False)),
         )
         self.reloads = Reloads()
         self.disk = DiskProbe(directory)
@@ -117,6 +118,21 @@ async def test_an_answer_is_short_with_thousands_of_conditions(parts: Parts) -> 
     assert len(json.dumps(body)) < 20_000
     counts = condition_values(await parts.broker.conditions.now())
     assert counts["no_leader", "error"] == 10_000
+
+
+async def test_a_program_that_waits_can_use_jetstreams_api(parts: Parts) -> None:
+    """If the daemon cannot serve the API, for example because JetStream itself answers, it is ready
+    with a warning."""
+    not_yet = {"streams": "JetStream's API has not started yet"}
+    parts.broker.settings.nats.jetstream_api = True
+    assert await problems(parts) == not_yet
+    api: Any = SimpleNamespace(is_deciding=True, problem="unknown", worker_problems={})
+    parts.health.jetstream_api = api
+    assert await problems(parts) == not_yet
+    api.is_deciding, api.problem = False, "JetStream answers here"
+    assert await problems(parts) == {}
+    _, body = await parts.health.readiness()
+    assert "JetStream answers here" in body["warnings"]["jetstream_api"]
 
 
 class Node:
