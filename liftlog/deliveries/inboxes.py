@@ -10,11 +10,15 @@ So the state contains the inboxes of such clients. After a takeover, an inbox th
 and whose client seems to be idle gets a status that ends all messages that the client may still
 expect. If the client was only slow, it requests more messages than it would otherwise. So a client
 with slow messages is left to its own heartbeats.
+
+A pull that arrives just after a status is not yet a sign that the client will pull again. The Java
+client answers each 408 with a pull, whatever its number is. Only a later pull shows that the number
+has fallen below the threshold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from liftlog.deliveries.changes import InboxUsed, client_of
@@ -87,7 +91,7 @@ class UsedInboxes:
 
 
 class SilentInboxes:
-    """The inboxes that have brought no pull since a takeover."""
+    """The inboxes whose clients may still count messages that were lost with the former leader."""
 
     def __init__(self) -> None:
         self._silent: dict[bytes, _Silent] = {}
@@ -99,30 +103,47 @@ class SilentInboxes:
     def take_over(self, stored: Mapping[bytes, InboxUsed]) -> None:
         self._silent = {client: _Silent(one) for client, one in stored.items()}
 
-    def pulled(self, reply: bytes) -> None:
-        """Note a pull. The client of the pull does not wait for an earlier pull."""
-        if self._silent:
-            self._silent.pop(client_of(reply), None)
+    def pulled(self, reply: bytes, now_ns: int) -> None:
+        """Note a pull. The client of the pull does not wait for an earlier pull, unless this pull
+        is the answer to a status."""
+        client = client_of(reply) if self._silent else b""
+        one = self._silent.get(client)
+        if one is None:
+            return
+        if one.may_answer(now_ns):
+            one.inbox = replace(one.inbox, reply=reply)
+        else:
+            del self._silent[client]
 
     def begin_again(self) -> None:
         """Wait again from the next call of `end` on, because there is no connection to NATS."""
         for one in self._silent.values():
-            one.began_ns = 0
+            one.began_ns = one.ended_ns = 0
         self._due_ns = None
 
     def end(
-        self, now_ns: int, acked_ns: int, held: int, has_interest: Callable[[bytes], bool]
+        self,
+        now_ns: int,
+        acked_ns: int,
+        held: int,
+        waiting: Iterable[bytes],
+        has_interest: Callable[[bytes], bool],
     ) -> list[Status]:
         """Return the statuses for inboxes whose clients seem to be idle. Call this when `due_ns` is
         reached, and earlier if anything has changed.
 
-        `acked_ns` is the time of the newest ack of any client, and `held` the number of messages
-        that workers may be processing. An inbox without a subscriber is forgotten: if its client
-        connects to NATS again, the client pulls by itself.
+        `acked_ns` is the time of the newest ack of any client, `held` the number of messages that
+        workers may be processing, and `waiting` are the replies of the waiting pulls. An inbox
+        without a subscriber is forgotten: if its client connects to NATS again, the client pulls by
+        itself.
         """
         statuses: list[Status] = []
         dues: list[int] = []
+        pulling = set(map(client_of, waiting))
         for client, one in [*self._silent.items()]:
+            if client in pulling:
+                one.waits(now_ns)
+                continue
             due_ns = one.due_ns(now_ns, acked_ns, held)
             if due_ns <= now_ns:
                 if not has_interest(one.inbox.reply):
@@ -147,9 +168,22 @@ class _Silent:
         self.ends = 0
         self.inbox = inbox
         self.began_ns = 0
+        """Time from which on the client may be idle; 0 before the first look."""
+        self.ended_ns = 0
+        """Time of the takeover or of the newest status; 0 before the first look."""
+
+    def may_answer(self, now_ns: int) -> bool:
+        """Return True if a pull at this time may be the answer to a status."""
+        return not self.ended_ns or now_ns - self.ended_ns < _WAIT_NS
+
+    def waits(self, now_ns: int) -> None:
+        """Note that a pull of the client waits."""
+        self.began_ns = now_ns
+        self.ended_ns = self.ended_ns or now_ns
 
     def due_ns(self, now_ns: int, acked_ns: int, held: int) -> int:
         self.began_ns = self.began_ns or now_ns
+        self.ended_ns = self.ended_ns or now_ns
         inbox, wait_ns = self.inbox, _WAIT_NS << self.ends
         if not held:
             return self.began_ns + wait_ns
@@ -164,6 +198,6 @@ class _Silent:
 
     def end(self, now_ns: int) -> Status:
         self.ends += 1
-        self.began_ns = now_ns
+        self.began_ns = self.ended_ns = now_ns
         inbox = self.inbox
         return left_over(inbox.reply, TIMED_OUT, inbox.window, inbox.window_bytes)

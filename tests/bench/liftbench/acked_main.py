@@ -44,11 +44,11 @@ class Row(NamedTuple):
     is_once: bool = False
     """It takes long, and is measured in the first round only."""
 
-    @property
-    def needs_programs(self) -> bool:
-        return self.key.startswith("nats.") or self.key in ("socket", "killed", "leader")
+    clients: Sequence[str] = ()
+    """Clients of other languages whose workers it needs."""
 
 
+_ALL_CLIENTS = ("nats.go", "nats.js", "nats.java", "async-nats")
 _RATE = Aim("per_second", "messages per second", "{:,.0f}")
 
 
@@ -74,8 +74,20 @@ ROWS = (
         [Aim("us", "processor time of the daemon per message", "{:.1f} us", 12, 6), _RATE],
     ),
     Row("nats-py", "nats-py, fetch(100), ack each", rows.fetched_in_python, _beside(0.9)),
-    Row("nats.go", "nats.go, Consume, ack each", rows.consumed_by("nats.go"), _beside(0.5)),
-    Row("nats.js", "nats.js, consume, ack each", rows.consumed_by("nats.js"), _beside(0.9)),
+    Row(
+        "nats.go",
+        "nats.go, Consume, ack each",
+        rows.consumed_by("nats.go"),
+        _beside(0.5),
+        clients=["nats.go"],
+    ),
+    Row(
+        "nats.js",
+        "nats.js, consume, ack each",
+        rows.consumed_by("nats.js"),
+        _beside(0.9),
+        clients=["nats.js"],
+    ),
     Row(
         "socket",
         "pull socket, batches of 500, each acked and confirmed",
@@ -84,6 +96,7 @@ ROWS = (
             Aim("ratio", "of nats.go's Consume on JetStream", "{:.1f}x", 3, 10, is_least=True),
             _RATE,
         ],
+        clients=["nats.go"],
     ),
     Row(
         "confirmed",
@@ -140,17 +153,19 @@ ROWS = (
     ),
     Row(
         "killed",
-        "nats.go, nats.js after a kill -9 of the daemon: from ready to the next delivery",
+        "workers after a kill -9 of the daemon: from ready to the next delivery",
         pauses.after_kill,
         _pauses(1, 3, 0.3, 1),
         is_once=True,
+        clients=_ALL_CLIENTS,
     ),
     Row(
         "leader",
-        "nats.go, nats.js after a kill -9 of the leader: time without deliveries",
+        "workers after a kill -9 of the leader: time without deliveries",
         pauses.after_leader_kill,
         _pauses(2, 5, 1, 3),
         is_once=True,
+        clients=_ALL_CLIENTS,
     ),
     Row(
         "many",
@@ -190,7 +205,7 @@ ROWS = (
 def measure(options: argparse.Namespace, directory: Path) -> dict[str, list[Found]]:
     progress, chosen = Progress(quiet=options.quiet), _chosen(options.only)
     share = _QUICK if options.quick else 1.0
-    programs = worker_programs() if any(row.needs_programs for row in chosen) else []
+    programs = worker_programs({one for row in chosen for one in row.clients})
     found: dict[str, list[Found]] = {}
     with sides(directory) as both:
         for number in range(options.rounds):

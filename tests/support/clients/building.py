@@ -1,5 +1,5 @@
 """Builds programs in other languages below `build/programs`, from their registries: the Go module
-proxy, npm, PyPI. What was built stays there for later runs."""
+proxy, npm, PyPI, Maven Central, crates.io. What was built stays there for later runs."""
 
 from __future__ import annotations
 
@@ -78,6 +78,29 @@ def installed_with_pip(requirements: Path, name: str) -> Path:
             _run([str(python), "-m", "pip", "install", "-q", "-r", str(requirements)], PLACE)
             done.write_bytes(wanted)
     return python
+
+
+def compiled_with_maven(source: Path, name: str, main: str) -> Path:
+    """Compiles a class beside the libraries that `pom.xml` names. Returns the folder of all of
+    them. Raises Missing."""
+    place = PLACE / name
+    library = place / "lib"
+    with one_at_a_time():
+        if not library.exists():
+            place.mkdir(exist_ok=True)
+            maven = ["mvn", "--batch-mode", "--quiet", "dependency:copy-dependencies"]
+            _run([*maven, f"-DoutputDirectory={place / 'new'}"], source)
+            (place / "new").rename(library)
+        _run(["javac", "-cp", f"{library}/*", "-d", str(library), f"{main}.java"], source)
+    return library
+
+
+def built_with_cargo(source: Path, name: str) -> Path:
+    """Returns the program. Raises Missing."""
+    target = PLACE / f"{name}-target"
+    with one_at_a_time():
+        _run(["cargo", "build", "--quiet", "--release", "--target-dir", str(target)], source)
+    return target / "release" / name
 
 
 def _run(command: Sequence[str], place: Path, more: dict[str, str] | None = None) -> None:

@@ -14,13 +14,19 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import nats
 from nats.errors import Error as NatsError
-from support.clients.building import Missing, built_with_go, installed_with_npm
+from support.clients.building import (
+    Missing,
+    built_with_cargo,
+    built_with_go,
+    compiled_with_maven,
+    installed_with_npm,
+)
 from support.clients.ingesting import numbered
 from support.clients.replicated_publishers import LoadPublisher
 from support.daemons.cluster import PATIENCE
@@ -206,9 +212,9 @@ def node_program() -> Program:
     return Program("Node", ["node", str(place / "publisher.js")])
 
 
-def worker_programs() -> list[Program]:
-    """Workers that can be built here, with the arguments URL, stream, consumer, number of messages.
-    Prints why the others cannot."""
+def worker_programs(clients: Collection[str]) -> list[Program]:
+    """Workers with these clients that can be built here, with the arguments URL, stream, consumer,
+    number of messages. Prints why the others cannot."""
 
     def with_go() -> Program:
         path = built_with_go(_SOURCES / "go_publisher", "go-worker", "./worker")
@@ -218,7 +224,21 @@ def worker_programs() -> list[Program]:
         place = installed_with_npm(_SOURCES / "node_publisher", "node-publisher", "worker.js")
         return Program("nats.js", ["node", str(place / "worker.js")])
 
-    return _buildable({"nats.go": with_go, "nats.js": with_node})
+    def with_java() -> Program:
+        place = compiled_with_maven(_SOURCES / "java_worker", "java-worker", "Worker")
+        return Program("nats.java", ["java", "-cp", f"{place}:{place}/*", "Worker"])
+
+    def with_rust() -> Program:
+        path = built_with_cargo(_SOURCES / "rust_worker", "rust-worker")
+        return Program("async-nats", [str(path)])
+
+    builds = {
+        "nats.go": with_go,
+        "nats.js": with_node,
+        "nats.java": with_java,
+        "async-nats": with_rust,
+    }
+    return _buildable({client: build for client, build in builds.items() if client in clients})
 
 
 def programs() -> list[Program]:

@@ -37,10 +37,22 @@ class Clients:
         self.acked_ns = 0
         self.held = 7
         """Messages that workers may be processing."""
+        self.waiting = list[bytes]()
+        """Reply subjects of the pulls that wait for messages."""
         self.look()
 
     def look(self) -> list[Status]:
-        return self.silent.end(self.now, self.acked_ns, self.held, self.subscribers.__contains__)
+        has_interest = self.subscribers.__contains__
+        return self.silent.end(self.now, self.acked_ns, self.held, self.waiting, has_interest)
+
+    def pull(self, reply: bytes, *, is_served: bool = True) -> None:
+        self.silent.pulled(reply, self.now)
+        self.subscribers.add(reply)
+        self.waiting = [] if is_served else [reply]
+        self.look()
+
+    def wait(self, seconds: float) -> None:
+        self.now += int(seconds * SECOND)
 
     def ended(self, seconds: float, *, acks_every: float = 0) -> list[tuple[float, bytes]]:
         """Look whenever it is due, and return the seconds and the replies of statuses."""
@@ -126,7 +138,8 @@ def test_a_client_that_numbers_its_pulls_is_one_client() -> None:
     (inbox,) = lead.state.inboxes.values()
     assert (inbox.reply, inbox.window, inbox.batch) == (b"_INBOX.java.4", 5, 1)
     clients = Clients(inbox)
-    clients.silent.pulled(b"_INBOX.java.5")
+    clients.wait(1)
+    clients.pull(b"_INBOX.java.5")
     assert clients.ended(60) == []
 
 
@@ -195,10 +208,39 @@ def test_the_status_ends_all_that_the_client_may_expect() -> None:
 
 
 def test_a_client_that_pulls_gets_no_status() -> None:
-    clients = Clients(FAST)
-    clients.silent.pulled(b"other")
-    clients.silent.pulled(b"fast")
+    clients = Clients(SLOW)
+    clients.wait(0.75)
+    clients.pull(b"other")
+    assert len(clients.silent) == 1
+    clients.pull(b"slow")
+    assert len(clients.silent) == 0
+    assert clients.ended(600) == []
+
+
+def test_the_answer_to_a_status_does_not_show_that_no_pull_was_lost() -> None:
+    """The Java client answers each 408 with a pull, even if the pulls that it still counts prevent
+    the next pull."""
+    clients = Clients(InboxUsed(b"_INBOX.java.4", 500, 0, 250, NOW, 2500 * MS))
+    clients.wait(0.2)
+    clients.pull(b"_INBOX.java.5")
+    assert clients.ended(0.6) == [(0.55, b"_INBOX.java.5")]
+    clients.pull(b"_INBOX.java.6")
+    assert len(clients.silent) == 1, "the answer to the second status"
+    clients.wait(1.0)
+    clients.pull(b"_INBOX.java.7")
     assert clients.ended(60) == []
+
+
+def test_a_client_whose_pull_waits_is_not_idle() -> None:
+    clients = Clients(FAST)
+    clients.wait(0.2)
+    clients.pull(b"fast", is_served=False)
+    assert clients.silent.due_ns() is None
+    clients.wait(20)
+    clients.look()
+    clients.waiting = []
+    clients.look()
+    assert clients.ended(1) == [(0.75, b"fast")], "after the pull got its last message"
 
 
 def test_a_client_with_slow_messages_is_left_alone_while_it_may_have_one() -> None:

@@ -295,11 +295,11 @@ def test_pulls_of_all_consumers_are_limited() -> None:
     budget = Budget(10, 1)
     greedy, modest = ArrivingPulls(budget.part()), ArrivingPulls(budget.part())
     pulls = [PullRequest(b"%d" % number) for number in range(12)]
-    assert [greedy.add(one, 4) for one in pulls].count(True) == 6
-    assert [modest.add(one, 0) for one in pulls].count(True) == 1
+    assert [greedy.add(one, 4, 0) for one in pulls].count(True) == 6
+    assert [modest.add(one, 0, 0) for one in pulls].count(True) == 1
     greedy.queue.clear()
     greedy.turn_ended(4)
-    assert [modest.add(one, 0) for one in pulls].count(True) == 5
+    assert [modest.add(one, 0, 0) for one in pulls].count(True) == 5
     for one in (greedy, modest):
         one.close()
     assert budget.used == 0

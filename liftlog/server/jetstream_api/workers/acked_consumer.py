@@ -119,7 +119,7 @@ class AckedConsumer:
             self._refuse(reply, b"403 Permissions Violation")
             return
         request = pull_of(pull, reply, self.spec.settings)
-        if not self.pulls.add(request, len(self.machine.state.pulls)):
+        if not self.pulls.add(request, len(self.machine.state.pulls), self._active_ns):
             # As in JetStream: a client with heartbeats notices that they are missing.
             if not request.heartbeat_ns:
                 self._refuse(reply, b"409 Exceeded MaxWaiting")

@@ -57,7 +57,7 @@ class ArrivingPulls:
                 return True
         return False
 
-    def add(self, request: PullRequest, waiting: int) -> bool:
+    def add(self, request: PullRequest, waiting: int, now_ns: int) -> bool:
         """Add a pull. Returns False if this consumer, or all consumers together, have too many
         pulls. `waiting` is the number of pulls from earlier turns that still wait. The limit on
         waiting pulls is applied when a turn examines the new pull."""
@@ -65,7 +65,7 @@ class ArrivingPulls:
         if is_full or not self._part.resize(waiting + len(self.queue) + 1):
             return False
         self.queue.append(request)
-        self.silent.pulled(request.reply)
+        self.silent.pulled(request.reply, now_ns)
         return True
 
     def has_no_subscriber(self, reply: bytes, now_ns: int) -> None:
@@ -102,7 +102,8 @@ class ArrivingPulls:
         elif self.silent:
             pending = machine.state.pending
             held = pending.total - pending.queued
-            for status in self.silent.end(now_ns, acked_ns, held, leaf.has_interest):
+            waiting, has_interest = machine.waiting, leaf.has_interest
+            for status in self.silent.end(now_ns, acked_ns, held, waiting, has_interest):
                 machine.send(status)
 
     def due_ns(self) -> int | None:
