@@ -135,7 +135,7 @@ class GroupCommits:
 
     def _is_inline(self, messages: int) -> bool:
         """Return True if the event loop may commit the next group of the waiting `messages`."""
-        size_bytes = self._waiting_bytes
+        size_bytes = self.waiting_bytes
         if self._has_followers and size_bytes <= FOLLOWED_INLINE_BYTES:
             messages = 1  # so the budget decides as it does for a single message
         is_small = size_bytes <= self._writer.max_inline_bytes
@@ -144,7 +144,7 @@ class GroupCommits:
     def can_join(self) -> bool:
         """Return True if the next group may be part of a round: messages wait, and the event loop
         may append them. Call this while no job runs."""
-        size_bytes = self._waiting_bytes
+        size_bytes = self.waiting_bytes
         return (
             0 < size_bytes <= self._most_in_round
             and not self.stalls
@@ -153,7 +153,8 @@ class GroupCommits:
         )
 
     @property
-    def _waiting_bytes(self) -> int:
+    def waiting_bytes(self) -> int:
+        """Size, in bytes, of the messages of which no group was made yet."""
         return self._sequencer.pending_bytes - self._sequencer.held_bytes
 
     @property

@@ -37,6 +37,9 @@ logger = logging.getLogger("liftlog.server.stream")
 
 _MOST_OUT = 3
 _LOOK_AGAIN_SECONDS = 0.01
+_MOST_APPENDING_SECONDS = 2 * STALLED_SECONDS
+"""When the event loop has appended for this time, the other streams of the round commit in threads,
+although no single append has stalled. 64 groups of 12 small messages take 3 ms."""
 
 
 class RoundResources(CommitResources, Protocol):
@@ -138,6 +141,9 @@ class Rounds:
         holds more streams."""
         self.most_parts = 64
         """Maximum number of streams in a round. More would delay the first sync."""
+        self.most_bytes = 4 * 1024 * 1024
+        """Maximum size, in bytes, of the groups of a round. The event loop needs 3 ms to 8 ms to
+        append this many bytes."""
         self.most_wait_seconds = 0.5
         """A stream that has waited longer than this for a round commits alone. So a stream that
         cannot commit always has a job, by which others notice that its disk stalls."""
@@ -172,14 +178,29 @@ class Rounds:
         waiting = self._waiting
         if len(waiting) == 1 and self._is_better_alone(next(iter(waiting))):
             waiting.popitem()[0].kick()
-        while waiting and self._may_begin():
-            members = [*islice(waiting, self.most_parts)]
-            for member in members:
-                del waiting[member]
-            self._begin(members)
-        if waiting and self._out < _MOST_OUT and self._pause is None:
-            loop = asyncio.get_running_loop()
-            self._pause = loop.call_later(self.pause_seconds, self._paused)
+        try:
+            while waiting and self._may_begin():
+                members = self._take_waiting()
+                self._begin(members)
+                if len(members) < self.most_parts:
+                    break  # the event loop does other work before the next one
+        finally:  # also if the send of the nacks fails: perhaps no round is out that has an end
+            if waiting and self._out < _MOST_OUT and self._pause is None:
+                loop = asyncio.get_running_loop()
+                self._pause = loop.call_later(self.pause_seconds, self._paused)
+
+    def _take_waiting(self) -> list[StreamHost]:
+        """Remove and return the streams of the next round."""
+        members: list[StreamHost] = []
+        size_bytes = 0
+        for member in islice(self._waiting, self.most_parts):
+            size_bytes += member.commits.waiting_bytes
+            if members and size_bytes > self.most_bytes:
+                break
+            members.append(member)
+        for member in members:
+            del self._waiting[member]
+        return members
 
     def _is_better_alone(self, member: StreamHost) -> bool:
         return not self._out or member.commits.is_next_inline
@@ -199,14 +220,14 @@ class Rounds:
     def _begin(self, members: Sequence[StreamHost]) -> None:
         parts: list[Part] = []
         alone: list[StreamHost] = []
-        stalls = False
+        is_late = False
         began = time.perf_counter()
         try:
             with self._shared.one_send():
                 for member in members:
-                    # A disk that stalls one append in the event loop must not stall more of them. A
-                    # stream that has waited may have begun another job.
-                    if stalls or not member.can_join():
+                    # A disk that is slow must not delay the event loop with every append. A stream
+                    # that has waited may have begun another job.
+                    if is_late or not member.can_join():
                         alone.append(member)
                         continue
                     part = _begun(member)
@@ -214,11 +235,12 @@ class Rounds:
                         alone.append(member)
                     else:
                         parts.append(part)
-                    stalls = member.commits.stalls
+                    seconds = time.perf_counter() - began
+                    is_late = member.commits.stalls or seconds > _MOST_APPENDING_SECONDS
                 if parts:
                     self._sync(parts)
         finally:
-            if stalls:  # so no other stream commits in the event loop in this turn
+            if is_late:  # so no other stream commits in the event loop in this turn
                 self._shared.inline.spent(time.perf_counter() - began)
             for member in alone:
                 member.kick()

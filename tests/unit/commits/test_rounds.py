@@ -270,6 +270,74 @@ async def test_an_append_that_stalls_is_not_repeated_in_the_event_loop(
     world.check()
 
 
+async def test_many_appends_end_a_round_before_they_delay_the_event_loop(
+    made: Callable[..., RoundStreams], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No append stalls, but 64 of them would take more than a second. Threads write the others."""
+    world = made(64)
+    on_loop = 0
+
+    def slow(log: Log, batches: Any) -> None:
+        nonlocal on_loop
+        if not world.pool.is_working:
+            on_loop += 1
+            time.sleep(0.4 * STALLED_SECONDS)
+        log.writer.append(batches)
+
+    for host in world.hosts.values():
+        monkeypatch.setattr(host.log, "append", partial(slow, host.log))
+    numbers = world.publish()
+    assert 1 <= on_loop <= 6
+    await world.work()
+    assert world.codes(numbers) == [0] * 64
+    assert counted(world) == 1
+    world.check()
+
+
+async def test_a_round_has_a_limit_in_bytes(made: Callable[..., RoundStreams]) -> None:
+    """Streams beyond it wait for the next round, and the event loop works in between."""
+    world = made(64)
+    world.intake.rounds.most_bytes = 100_000
+    numbers = world.publish(count=2, size=5_000)
+    appended = world.sim.log.count("write 00000000000000000001.log")
+    assert 4 <= appended <= 10
+    while counted(world) == 1:
+        await asyncio.sleep(0)
+    assert world.sim.log.count("write 00000000000000000001.log") == 2 * appended
+    for _ in range(20):
+        await asyncio.sleep(world.intake.rounds.pause_seconds)
+        await world.work()
+    assert world.codes(numbers) == [0] * 128
+    assert counted(world) in (64 // appended, -(-64 // appended)), "the last one may be alone"
+    large = world.publish("s0", "s1", size=150_000)
+    await asyncio.sleep(world.intake.rounds.pause_seconds)
+    await world.work()
+    assert world.codes(large) == [0] * 2, "a round of one"
+    world.check()
+
+
+async def test_streams_that_wait_commit_though_nats_takes_no_answer(
+    made: Callable[..., RoundStreams],
+) -> None:
+    """Those of the first round have failed, so none of its threads would begin the next."""
+    world = made(66)
+
+    def refuse(commands: bytes) -> None:
+        raise RuntimeError("closed")
+
+    written = world.intake.write
+    world.intake.write = refuse
+    for number in range(64):
+        world.sim.faults.append(fault(f"s{number}", "write", errno.EIO))
+    with pytest.raises(RuntimeError):  # for the nacks
+        world.publish()
+    world.intake.write = written
+    async with asyncio.timeout(10):
+        while world.codes([64, 65]) != [0, 0]:
+            await asyncio.sleep(world.intake.rounds.pause_seconds)
+            await world.work()
+
+
 async def test_three_rounds_are_out_and_other_streams_wait(
     made: Callable[..., RoundStreams],
 ) -> None:
