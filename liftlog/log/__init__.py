@@ -11,13 +11,15 @@ imports only modules below it in this list:
     log              one stream's log, with its writer, its structure and its view
     read/            reads, on a view of the log
     truncation       cuts either end
-    structure        retention, swaps of rewritten segments, quarantine
+    structure        retention, swaps of rewritten segments, quarantine, erasures
     writing          appends, syncs, acks, rolls to a new segment
+    erasing          finds the records to erase, and writes their offsets to files
     state            the immutable view that readers take, and how it is replaced
     active_segment   the file that is being written, its index, how far it is written and synced
     copied_batches   checks batches that come from another log
     environment      shared by all logs: clock, open files, indexes
     segment/         one segment and the files made from it
+    erased           the set of the offsets of erased records
     files/           low-level files: file system, manifest, leases, acked end
 
 `docs/explanation/durability.md` explains what an ack guarantees, and why;

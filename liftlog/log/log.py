@@ -268,7 +268,8 @@ class Log:
         )
 
     def read_stored(self, offset: int, max_bytes: int) -> LogSlice | None:
-        """Like `read`, but also return records below the log start whose files still exist.
+        """Like `read`, but also return records below the log start whose files still exist, and
+        erased records whose bytes still exist.
 
         Used to rebuild the dedupe state, because message ids outlive retention. Consumers never get
         these records.
@@ -312,10 +313,11 @@ class Log:
         reading.quarantine_damage(self._state, first_offset, next_offset)
 
     def offset_of_record(self, segment: Segment, number: int) -> int:
-        """Return the offset of record `number` (from 0) of a segment. Offsets without a record do
-        not count. If damage prevents an exact count, the result is a lower offset. Reads batch
-        headers. Raises StorageError."""
-        return self._counts.offset_of(segment, number, self._state.view.damaged(segment))
+        """Return the offset of record `number` (from 0) of a segment. Offsets without a record, and
+        erased records, do not count. If damage prevents an exact count, the result is a lower
+        offset. Reads batch headers. Raises StorageError."""
+        view = self._state.view
+        return self._counts.offset_of(segment, number, view.damaged(segment), view.erased)
 
     def load_index(self, segment: Segment) -> None:
         """Load the index of a sealed segment into memory, and rebuild and store it if necessary.

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 from liftlog.errors import StorageError
 from liftlog.log.active_segment import ActiveSegment, LogEnd
 from liftlog.log.environment import IndexCache, LogConfig, LogEnvironment
+from liftlog.log.erased import ErasedSet, clip
+from liftlog.log.files.erased_file import ErasedEntry
 from liftlog.log.files.filesystem import File, storage_errors
 from liftlog.log.files.manifest import (
     LEAST_RESERVED,
@@ -41,6 +43,9 @@ from liftlog.log.segment.segment import Segment
 
 logger = logging.getLogger("liftlog.log")
 
+_SAME = ErasedSet({})
+"""Stands for the erased set of the present view."""
+
 
 class ReadView(NamedTuple):
     """A consistent state of a log; never changed, only replaced.
@@ -53,6 +58,8 @@ class ReadView(NamedTuple):
     segments: tuple[Segment, ...]
     manifest: Manifest
     active_index: SparseIndex
+    erased: ErasedSet | None = None
+    """The offsets of erased records; None if the manifest lists no erased file."""
 
     def readable_end(self, segment: Segment) -> IndexEntry:
         """Return the position up to which readers may read `segment`."""
@@ -119,7 +126,20 @@ class ReadView(NamedTuple):
         for i, count in lost.items():
             low, high = max(segments[i].base_offset, start), min(segments[i].next_offset, end)
             total -= max(segments[i].record_count - max(high - low - count, 0), 0)
+        if self.erased is not None:
+            total = max(total - self.erased.count_in(start, end), 0)
         return total
+
+    def hides(self, offset: int) -> bool:
+        """Return True if the record at `offset` is erased, or if nobody knows whether it is."""
+        return self.erased is not None and self.erased.next_at(offset) == offset
+
+    def remaining_records(self, segment: Segment) -> int:
+        """Return the number of stored records of a segment that are not erased."""
+        if self.erased is None:
+            return segment.record_count
+        hidden = self.erased.count_in(segment.base_offset, segment.next_offset)
+        return max(segment.record_count - hidden, 0)
 
     @property
     def damaged_files(self) -> frozenset[str]:
@@ -153,15 +173,17 @@ class LogState:
         active: ActiveSegment,
         *,
         committed: LogEnd | None = None,
+        erased: ErasedSet | None = None,
     ) -> None:
-        """Make the state from its parts. Without `committed`, all records count as committed."""
+        """Make the state from its parts. Without `committed`, all records count as committed.
+        `erased` is the content of the erased files that `manifest` lists."""
         self.directory = directory
         self.name = directory.name
         self.environment = environment
         self.config = config
         self.active = active
         segments = (*sealed, active.segment)
-        self.view = ReadView(committed or active.end, segments, manifest, active.index)
+        self.view = ReadView(committed or active.end, segments, manifest, active.index, erased)
         self.lock = threading.RLock()
         self.manifest_in_doubt = False
         self.copy_in_doubt = False
@@ -255,16 +277,23 @@ class LogState:
             with self.lock:
                 self.write_manifest(self.view.manifest)
 
-    def store(self, manifest: Manifest, segments: tuple[Segment, ...] | None = None) -> None:
+    def store(
+        self,
+        manifest: Manifest,
+        segments: tuple[Segment, ...] | None = None,
+        erased: ErasedSet | None = _SAME,
+    ) -> None:
         """Write `manifest` and put it into the view. If the segments change, `segments` are the new
-        segments; the active segment stays the same. The caller holds `lock`. Raises OSError; after
-        an error the view is unchanged.
+        segments; the active segment stays the same. If `manifest` lists other erased files than
+        before, `erased` is their content. The caller holds `lock`. Raises OSError; after an error
+        the view is unchanged.
         """
         self.write_manifest(manifest)
         with self._swapping:
             view = self.view
             listed = view.segments if segments is None else segments
-            self.view = ReadView(view.committed, listed, manifest, view.active_index)
+            hidden = view.erased if erased is _SAME else erased
+            self.view = ReadView(view.committed, listed, manifest, view.active_index, hidden)
 
     # --- the two ends ---
 
@@ -305,7 +334,11 @@ class LogState:
             generation = max(generation, old.segment.generation + 1)
         entry = SegmentEntry(base_offset, generation, next_offset=base_offset)
         ahead = LEAST_RESERVED if manifest.acks_before_sync else MOST_RESERVED
+        # Offsets from `base_offset` on will be assigned to new records, which are not erased.
+        first_offset = kept[0].base_offset if kept else base_offset
+        listed_erased, erased = clip(manifest.erased, view.erased, first_offset, base_offset)
         fields = {
+            "erased": listed_erased,
             "segments": (*(segment.entry() for segment in kept), entry),
             "high_watermark": view.committed.offset,
             "replicated": self.config.replicated,
@@ -326,9 +359,10 @@ class LogState:
             committed = self.view.committed
             if is_committed or committed.offset == base_offset:
                 committed = active.end
-            self.view = ReadView(committed, (*kept, segment), manifest, active.index)
+            self.view = ReadView(committed, (*kept, segment), manifest, active.index, erased)
         self.active = active
         old.file.close()
+        self.remove_erased_files(view.manifest.erased)
         listed = {one.path for one in kept}
         for one in view.segments:
             if one.path not in listed:
@@ -344,6 +378,16 @@ class LogState:
             except OSError as error:
                 logger.warning("file-not-removed path=%s error=%s", path, error)
         return segment.size_bytes
+
+    def remove_erased_files(self, entries: Sequence[ErasedEntry]) -> None:
+        """Unlink those of these erased files that the manifest no longer lists. The next start
+        removes files that cannot be removed now."""
+        listed = {one.file_name for one in self.view.manifest.erased}
+        for name in {one.file_name for one in entries} - listed:
+            try:
+                self.environment.fs.unlink(self.directory / name)
+            except OSError as error:
+                logger.warning("file-not-removed file=%s error=%s", name, error)
 
 
 def _index_from(segments: Sequence[Segment], offset: int) -> int:

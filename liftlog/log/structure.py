@@ -1,4 +1,4 @@
-"""Changes the segments and metadata of a log: retention, swaps, quarantine.
+"""Changes the segments and metadata of a log: retention, swaps, quarantine, erasures.
 
 Every change is one write of the manifest. All files that the new manifest lists are on disk before
 it is written. Files that the new manifest no longer lists are removed afterwards; if the process
@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from liftlog.errors import SegmentsChanged
+from liftlog.log.erased import ErasedSet, clip
+from liftlog.log.erasing import Selection, after_swap, erase, select
 from liftlog.log.files.filesystem import storage_errors
 from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry, epochs_from
 from liftlog.log.segment.derived import files_of
@@ -81,7 +83,10 @@ class LogStructure:
             # Other replicas read from the first stored batch on, and compare the epoch of the
             # record before it.
             known_from = kept[0].base_offset - 1 if state.config.replicated else start
+            before = manifest.erased
+            listed, erased = clip(before, view.erased, kept[0].base_offset, 2**63)
             manifest = manifest.with_changes(
+                erased=listed,
                 log_start_offset=start,
                 high_watermark=view.committed.offset,
                 segments=tuple(segment.entry() for segment in kept),
@@ -97,7 +102,8 @@ class LogStructure:
             # From here on no new reader reads below the log start, and the manifest on disk does
             # not list the old files. A reader that has an old file open can read it until it closes
             # it.
-            state.store(manifest, kept)
+            state.store(manifest, kept, erased)
+            state.remove_erased_files(before)
             return sum([state.remove_files(segment) for segment in gone])
 
     def replace_segments(
@@ -109,6 +115,7 @@ class LogStructure:
         cleaned_below: int | None = None,
         tombstones_removed_below: int | None = None,
         lineage: str | None = None,
+        erased: ErasedSet | None = None,
     ) -> int:
         """Replace segments by rewritten ones; returns the bytes freed. Durable on return.
 
@@ -117,8 +124,11 @@ class LogStructure:
         directory. Raises SegmentsChanged if the log's lineage is no longer `lineage`, which means
         that the log was truncated after the job began. `horizons` sets or clears the delete horizon
         of sealed segments that stay; file names that are no longer listed are ignored.
-        `cleaned_below` and `tombstones_removed_below` only ever rise. If `old_files` is empty, only
-        these three values are stored. The whole change is one write of the manifest.
+        `cleaned_below` and `tombstones_removed_below` only ever rise. `erased` are the offsets
+        whose records the job left out because they were erased when it began: those of the replaced
+        range leave the erased set. Records that were erased since then stay erased. If `old_files`
+        is empty, only the values for compaction are stored. The whole change is one write of the
+        manifest.
 
         Raises SegmentsChanged if the manifest does not list the files in this order, or if they
         contain quarantined bytes or uncommitted records; the log is then unchanged. After
@@ -137,6 +147,7 @@ class LogStructure:
             now_ns = state.environment.clock.monotonic_ns()
             fresh = _rewritten(state, old, new)
             segments = [*view.segments[:at], *fresh, *view.segments[at + len(old) :]]
+            hidden = after_swap(state, old, fresh, erased)
             for i, segment in enumerate(segments):
                 if segment.sealed and segment.path.name in horizons:
                     entry = replace(segment.entry(), delete_horizon_ns=horizons[segment.path.name])
@@ -157,9 +168,12 @@ class LogStructure:
                     tombstones_removed_below=max(
                         manifest.tombstones_removed_below, tombstones_removed_below or 0
                     ),
+                    erased=hidden.entries,
                 ),
                 tuple(segments),
+                hidden.erased,
             )
+            state.remove_erased_files(manifest.erased)
             freed = sum([state.remove_files(segment) for segment in old])
             return freed - sum(segment.size_bytes for segment in fresh)
 
@@ -228,6 +242,22 @@ class LogStructure:
                 path = state.directory / name
                 for one in files_of(path):
                     state.environment.pool.remove(one)
+
+    def select(self, wanted: ErasedSet) -> Selection:
+        """Return the committed records among these offsets that are not erased yet. Reads batch
+        headers. Raises StorageError, UnsupportedFormat."""
+        return select(self._state, wanted)
+
+    def erase(self, wanted: ErasedSet) -> Selection:
+        """Hide the committed records among these offsets, and return them.
+
+        Durable on return: no read that begins afterwards shows one of them, also after a kill or a
+        power cut. Their bytes stay until a rewrite. Records that cannot be read are not erased; the
+        answer names their ranges. Takes as long as reading the headers of the batches. Raises
+        LimitExceeded, StorageError, DiskFull, UnsupportedFormat; after an error nothing is hidden,
+        but a start may find that all of it is.
+        """
+        return erase(self._state, wanted)
 
     def quarantine(self, file_name: str, ranges: Sequence[QuarantinedRange]) -> None:
         """Record damaged ranges of a segment; readers skip them from now on. Durable on return.

@@ -22,6 +22,8 @@ from liftlog.errors import (
     StaleIncarnation,
     StorageError,
 )
+from liftlog.log.erased import ErasedSet, read_listed
+from liftlog.log.files.erased_file import ErasedEntry
 from liftlog.log.files.filesystem import OsFile, OsFileSystem, storage_errors
 from liftlog.log.files.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
 from liftlog.log.read.measuring import Extent, measure
@@ -52,6 +54,7 @@ class FileTransport:
         assert options.path is not None
         self._stream = options.stream
         self._directory = _find_directory(Path(options.path.removeprefix("file:")), options.stream)
+        self._erased: tuple[tuple[ErasedEntry, ...], ErasedSet | None] = (), None
 
     def state(self) -> StreamState:
         manifest = self._manifest()
@@ -69,7 +72,7 @@ class FileTransport:
         )
 
     def offset_at(self, timestamp_ns: int) -> int:
-        manifest = self._manifest()
+        manifest, erased = self._look()
         losses = Losses(self._stream, fail=False)
         for entry in manifest.committed_segments:
             if entry.max_timestamp_ns < timestamp_ns:
@@ -79,7 +82,7 @@ class FileTransport:
                 if index is not None:
                     start = max(start, index.floor_time(timestamp_ns).offset)
                 for batch in _batches(
-                    file, entry, index, manifest, start, entry.next_offset, losses
+                    file, entry, index, manifest, start, entry.next_offset, losses, erased
                 ):
                     stamps = zip(batch.offsets(), batch.timestamps_ns(), strict=True)
                     for offset, stamp in stamps:
@@ -142,7 +145,7 @@ class FileTransport:
         reached, end = wanted.first_offset, wanted.end_offset
         missing = ""
         while reached < end:
-            manifest = self._manifest()
+            manifest, erased = self._look()
             self._check_same(manifest, wanted)
             if reached < manifest.log_start_offset:
                 following = min(manifest.log_start_offset, end)
@@ -157,7 +160,7 @@ class FileTransport:
             try:
                 with self._opened(entry, manifest.incarnation) as (file, index):
                     _gap(manifest, reached, min(entry.base_offset, end), losses)
-                    yield from _batches(file, entry, index, manifest, reached, end, losses)
+                    yield from _batches(file, entry, index, manifest, reached, end, losses, erased)
             except FileNotFoundError as error:
                 # The file may have been replaced. Read the manifest again, at most once for each
                 # file.
@@ -194,6 +197,19 @@ class FileTransport:
                 f"{self._directory} has no manifest", hint="copy a stream's directory as a whole"
             )
         return manifest
+
+    def _look(self) -> tuple[Manifest, ErasedSet | None]:
+        """Read the manifest and the erased files that it lists."""
+        while True:
+            manifest = self._manifest()
+            if manifest.erased == self._erased[0]:
+                return manifest, self._erased[1]
+            with storage_errors(f"reading {self._directory}"):
+                erased, problems = read_listed(_fs, self._directory, manifest.erased)
+            # A daemon may have replaced the files since the manifest was read.
+            if not problems or self._manifest().erased == manifest.erased:
+                self._erased = manifest.erased, erased
+                return manifest, erased
 
     def _check_same(self, manifest: Manifest, wanted: ScanRange) -> None:
         if manifest.lineage != wanted.identity:
@@ -263,8 +279,10 @@ def _batches(
     first_offset: int,
     end_offset: int,
     losses: Losses,
+    erased: ErasedSet | None = None,
 ) -> Iterator[RecordBatch]:
-    """Yield the batches of a segment in [first_offset, end_offset), and report missing records.
+    """Yield the batches of a segment in [first_offset, end_offset), without erased records, and
+    report missing records. Raises CorruptMetadata if it is not known which records are erased.
 
     The batches of a segment cover its offsets without gaps. So every gap is a loss: damaged bytes,
     or records that were lost before they were written.
@@ -304,7 +322,8 @@ def _batches(
             if header.next_offset <= reached:
                 continue
             _gap(manifest, reached, header.base_offset, losses)
-            trimmed = found.batch.trim(max(reached, first_offset), end_offset)
+            batch = found.batch if erased is None else erased.cut(found.batch)
+            trimmed = batch.trim(max(reached, first_offset), end_offset)
             reached = header.next_offset
             if len(trimmed):
                 yield trimmed

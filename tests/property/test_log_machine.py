@@ -27,6 +27,7 @@ from support.worlds.log_model import (
 )
 from support.worlds.rewriting import (
     MINUTE_NS,
+    Rows,
     compact_once,
     expected,
     rebatch_file,
@@ -65,10 +66,13 @@ class LogMachine(LogModel):
         )
         self._compacted(readable(self.log), before)
         if result is not None and result.complete and not self.log.view.damaged_files:
-            kept = expected(before, min(result.cleaned_below, bound), self.log.log_start_offset)
+            # An erased record still supersedes the older ones, until its bytes are gone.
+            end, start = min(result.cleaned_below, bound), self.log.log_start_offset
+            kept = expected(before | self.erased, end, start).keys() - self.erased.keys()
             gone = {o for o in kept if o not in self.rows}
             assert all(before[o].is_tombstone for o in gone)
-            assert set(self.rows) <= set(kept) | {o for o in before if o < self.start}
+            most = expected(before, end, start)
+            assert set(self.rows) <= set(most) | {o for o in before if o < self.start}
 
     @precondition(lambda self: self.job is None and self.log.segment_count > 1)
     @rule(where=fractions)
@@ -243,6 +247,7 @@ class LogMachine(LogModel):
         self.fs = self.fs.kill()
         self.log, report = reopen(self.fs, boot=f"boot-{self.boots}", clean=state)
         assert report.clean
+        self._settle_erasure(readable(self.log))
         self.job = None
         check_files(self.log)
         assert (self.log.log_end_offset, self.log.leader_epoch) == (end, epoch)
@@ -256,7 +261,8 @@ class LogMachine(LogModel):
         before = self.rows | self.waiting
         self._start_again(self.fs.kill(), reboot=False)
         start = self.log.log_start_offset
-        assert self.rows.items() >= {o: r for o, r in before.items() if o >= start}.items()
+        kept = {o: r for o, r in before.items() if o >= start and o not in self.erased}
+        assert self.rows.items() >= kept.items()
 
     @rule(keep=keeps, seed=st.integers(0, 2**16), steps=st.integers(0, 25))
     def power_cut_during_recovery(self, keep: Keep, seed: int, steps: int) -> None:
@@ -271,7 +277,7 @@ class LogMachine(LogModel):
 
     @rule(
         what=st.sampled_from(
-            ["compact", "rebatch", "swap", "roll", "truncate", "retention", "checkpoint"]
+            ["compact", "rebatch", "swap", "roll", "truncate", "retention", "checkpoint", "erase"]
         ),
         steps=st.integers(0, 40),
         keep=keeps,
@@ -300,7 +306,10 @@ class LogMachine(LogModel):
             "truncate": lambda: log.truncate_suffix(cut),
             "retention": lambda: self.retention(where, where) if sealed else None,
             "checkpoint": log.checkpoint,
+            "erase": lambda: self._erase(self._chosen(where, 5, 1)),
         }
+        if what == "erase":
+            self.in_doubt.append(set(self._chosen(where, 5, 1)) & self.rows.keys())
         self.fs.stop_at = self.fs.operations + steps
         try:
             calls[what]()
@@ -345,6 +354,8 @@ class LogMachine(LogModel):
         assert log.log_end_offset >= self.acked_end
         assert log.log_start_offset <= self.start
         self._lose({o for o in unproven - found.keys() if log.is_quarantined(o, o + 1)})
+        self._settle_erasure(found)
+        assert not found.keys() & self.erased.keys(), "an erased record is shown again"
         committed = {o: r for o, r in self.rows.items() if o >= log.log_start_offset}
         tail = {o: r for o, r in found.items() if o not in committed}
         assert all(r in self.written.get(o, ()) for o, r in tail.items())
@@ -361,6 +372,16 @@ class LogMachine(LogModel):
         self.acked_end = log.log_end_offset
         self.start = log.log_start_offset
 
+    def _settle_erasure(self, found: Rows) -> None:
+        """Of an erasure that failed or was stopped, all is on the disk, or nothing."""
+        start = self.log.log_start_offset
+        for some in self.in_doubt:
+            doubtful = {o for o in some & self.rows.keys() if o >= start}
+            if doubtful and not doubtful & found.keys():
+                for offset in doubtful:
+                    self.erased[offset] = self.rows.pop(offset)
+        self.in_doubt.clear()
+
     # --- what always holds ---
 
     @invariant()
@@ -370,6 +391,12 @@ class LogMachine(LogModel):
         log = self.log
         start = log.log_start_offset
         assert readable(log) == {o: r for o, r in self.rows.items() if o >= start}
+        erased = log.view.erased
+        assert (erased is None) == (not log.view.manifest.erased)
+        if erased is not None and not self.damaged:
+            high = log.high_watermark
+            hidden = set(erased.offsets_in(start, high).tolist())
+            assert hidden <= self.erased.keys()
         assert start <= log.high_watermark <= log.log_end_offset
         assert log.log_end_offset >= self.acked_end
         if log.high_watermark < log.log_end_offset:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from liftlog import __version__
-from liftlog.errors import InvalidArgument, StreamUnavailable
+from liftlog.errors import CorruptMetadata, InvalidArgument, StreamUnavailable
 from liftlog.log.backup.files import (
     BackedUpFile,
     BackedUpStream,
@@ -28,6 +28,8 @@ from liftlog.log.backup.files import (
 )
 from liftlog.log.backup.source import Committed, Source, look, loss_in_words, seal_active
 from liftlog.log.data_dir import STREAMS_NAME, make_durable_directory
+from liftlog.log.erased import clip
+from liftlog.log.files.erased_file import ErasedEntry, read_erased_file
 from liftlog.log.files.filesystem import FileSystem, OsFileSystem, ReadOnlyFileSystem, is_full
 from liftlog.log.files.manifest import MANIFEST_NAME, QuarantinedRange, SegmentEntry
 from liftlog.log.segment.index import index_path
@@ -222,6 +224,11 @@ class _StreamCopy:
             for bad in found_bad
             if not is_covered(bad.first_offset, bad.next_offset, manifest.quarantined)
         ]
+        listed, _ = clip(manifest.erased, None, 0, end)
+        try:
+            erased = [self._copy_erased(entry) for entry in listed]
+        except FileNotFoundError:
+            return None  # another file has just replaced it
         fresh = SegmentEntry(end, manifest.unclaimed_generation)
         segments = [*found.sealed, *([active.entry] if active.entry else []), fresh]
         self.fs.open(self.directory / fresh.file_name, create=True).close()
@@ -236,9 +243,11 @@ class _StreamCopy:
             tombstones_removed_below=min(manifest.tombstones_removed_below, end),
             acks_before_sync=False,
             generation=fresh.generation,
+            erased=listed,
         )
         manifest.write(self.fs, self.directory, with_copy=False)  # syncs the directory too
         written = [file for entry, files in self.copied.values() for file in files]
+        written += erased
         written += [
             describe_file(self.fs, self.directory / name)
             for name in (*active.file_names, fresh.file_name, MANIFEST_NAME)
@@ -257,6 +266,21 @@ class _StreamCopy:
                 *active.damaged,
             ),
             found.may_lack,
+        )
+
+    def _copy_erased(self, entry: ErasedEntry) -> BackedUpFile:
+        """Copy an erased file, durably. Raises FileNotFoundError, CorruptMetadata if both halves
+        are damaged, OSError."""
+        found = read_erased_file(self.source, self.from_directory, entry)
+        if found.bits is None:
+            if not self.source.exists(self.from_directory / entry.file_name):
+                raise FileNotFoundError(entry.file_name)
+            raise CorruptMetadata(
+                f"{found.problem}; it says which records of stream {self.name} are erased"
+            )
+        name = entry.file_name
+        return copy_file(
+            (self.source, self.from_directory / name), (self.fs, self.directory / name)
         )
 
     def _missing_segments(self, found: Source) -> list[str]:

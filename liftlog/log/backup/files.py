@@ -30,7 +30,7 @@ from liftlog.log.segment.walk import damage_in_walk, walk
 from liftlog.names import is_stream_name
 
 KIND = "backup"
-_FILE_NAME = re.compile(r"manifest|\d{20}(\.\d{1,20})?\.(log|index)", re.ASCII)
+_FILE_NAME = re.compile(r"manifest|\d{20}(\.\d{1,20})?\.(log|index|erased)", re.ASCII)
 
 _PIECE_BYTES = 4 * 1024 * 1024
 

@@ -1,7 +1,9 @@
 """Small files that are replaced as a whole: manifest, recovery points, clean marker, snapshots.
 
-    liftlog <kind> 1 crc32c=<8 hex digits>\n
+    liftlog <kind> <version> crc32c=<8 hex digits>\n
     <JSON, UTF-8>
+
+The version is 1, except that a manifest with a list of erased files has version 2.
 
 The checksum covers the JSON. A file is written under a temporary name, fsynced, and renamed over
 the old one; then its directory is fsynced. So after a crash the directory contains either the old
@@ -37,10 +39,10 @@ def to_json(content: dict[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), sort_keys=True)
 
 
-def checkpoint_bytes(kind: str, text: str) -> bytes:
+def checkpoint_bytes(kind: str, text: str, version: int = VERSION) -> bytes:
     """Return the bytes of a checkpoint file whose content is already JSON text."""
     body = text.encode()
-    return b"liftlog %b %d crc32c=%08x\n%b" % (kind.encode(), VERSION, crc32c(body), body)
+    return b"liftlog %b %d crc32c=%08x\n%b" % (kind.encode(), version, crc32c(body), body)
 
 
 def write_checkpoint_text(
@@ -49,6 +51,7 @@ def write_checkpoint_text(
     kind: str,
     text: str,
     *,
+    version: int = VERSION,
     copy: Path | None = None,
     before_rename: Callable[[], None] = lambda: None,
 ) -> None:
@@ -59,7 +62,7 @@ def write_checkpoint_text(
     directory makes both names durable. `before_rename` is called when the content is durable under
     the temporary names.
     """
-    raw = checkpoint_bytes(kind, text)
+    raw = checkpoint_bytes(kind, text, version)
     targets = [path] if copy is None else [copy, path]
     temporaries = [target.with_name(target.name + TEMPORARY_SUFFIX) for target in targets]
     for temporary in temporaries:
@@ -75,8 +78,11 @@ def write_checkpoint_text(
     fs.fsync_directory(path.parent)
 
 
-def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
-    """Return the content of `path`, or None if the file does not exist.
+def read_checkpoint_file(
+    fs: FileSystem, path: Path, kind: str, newest: int = VERSION
+) -> dict[str, Any] | None:
+    """Return the content of `path`, or None if the file does not exist. `newest` is the newest
+    version that the caller can read.
 
     Raises CorruptMetadata if its checksum is wrong or the disk cannot read it, UnsupportedFormat
     for a newer version, OSError for transient errors.
@@ -87,7 +93,7 @@ def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any
     if isinstance(raw, OSError):
         reason = raw.strerror or str(raw)
         raise CorruptMetadata(f"{path.name} cannot be read from the disk: {reason}") from raw
-    return parse_checkpoint(raw, path.name, kind)
+    return parse_checkpoint(raw, path.name, kind, newest)
 
 
 def read_dispensable_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
@@ -112,15 +118,15 @@ def read_dispensable_file(fs: FileSystem, path: Path, kind: str) -> dict[str, An
     return None
 
 
-def parse_checkpoint(raw: bytes, name: str, kind: str) -> dict[str, Any]:
+def parse_checkpoint(raw: bytes, name: str, kind: str, newest: int = VERSION) -> dict[str, Any]:
     """Parse the bytes of a checkpoint file. Raises CorruptMetadata, UnsupportedFormat."""
     head, newline, body = raw.partition(b"\n")
     words = head.split()
     if not newline or len(words) != 4 or words[0] != b"liftlog" or words[1] != kind.encode():
         raise CorruptMetadata(f"{name} is not a liftlog {kind} file")
-    if words[2] != str(VERSION).encode():
+    if words[2] not in [b"%d" % one for one in range(VERSION, newest + 1)]:
         version = words[2].decode("ascii", "backslashreplace")
-        raise NewerFormat(f"{name} has format version {version}, {VERSION} is known")
+        raise NewerFormat(f"{name} has format version {version}, {newest} is known")
     if words[3] != f"crc32c={crc32c(body):08x}".encode():
         raise CorruptMetadata(f"{name} is damaged: its checksum does not match")
     try:

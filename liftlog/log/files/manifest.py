@@ -10,6 +10,9 @@ and `sequence` rises with every change. After a stop between the two renames, th
 and both are valid: all segment files that the newer manifest lists were already on disk, and
 clients could not see the change yet. A start uses the newer manifest. A manifest without a sequence
 comes from a version that does not write copies.
+
+A manifest that lists erased files (`erased_file.py`) has version 2, so that a program which does
+not know them refuses the log instead of showing erased records. Every other manifest has version 1.
 """
 
 from __future__ import annotations
@@ -29,12 +32,14 @@ from liftlog.log.files.checkpoint_file import (
     to_json,
     write_checkpoint_text,
 )
+from liftlog.log.files.erased_file import ErasedEntry
 from liftlog.log.files.filesystem import FileSystem, write_all
 from liftlog.log.files.unreadable import is_passing
 
 MANIFEST_NAME = "manifest"
 COPY_NAME = "manifest.copy"
 KIND = "manifest"
+_NEWEST_VERSION = 2
 SEGMENT_SUFFIX = ".log"
 LEAST_RESERVED = 1000
 MOST_RESERVED = 1_000_000
@@ -134,6 +139,7 @@ class Manifest:
     replicated: bool = False  # True if sealed segments may hold uncommitted records
     incomplete: str = ""  # why records that this replica confirmed may be missing
     metadata: dict[str, Any] = field(default_factory=dict)
+    erased: tuple[ErasedEntry, ...] = ()  # the files that hold the offsets of erased records
     sequence: int = 1  # rises with every change; 0 if an older version wrote it
 
     @property
@@ -173,7 +179,9 @@ class Manifest:
     def write(self, fs: FileSystem, directory: Path, *, with_copy: bool = True) -> None:
         """Write this as the manifest of `directory`; durable on return. Raises OSError."""
         copy = directory / COPY_NAME if with_copy else None
-        write_checkpoint_text(fs, directory / MANIFEST_NAME, KIND, self._to_json(), copy=copy)
+        write_checkpoint_text(
+            fs, directory / MANIFEST_NAME, KIND, self._to_json(), version=self._version, copy=copy
+        )
 
     def write_first(self, fs: FileSystem, directory: Path) -> None:
         """Write this as the first manifest of a new stream; durable on return, with the names of
@@ -197,6 +205,10 @@ class Manifest:
             write_all(file, [checkpoint_bytes(KIND, text)], 0)
         finally:
             file.close()
+
+    @property
+    def _version(self) -> int:
+        return _NEWEST_VERSION if self.erased else 1
 
     def _to_json(self) -> str:
         content = {
@@ -222,6 +234,10 @@ class Manifest:
             content["replicated"] = True
         if self.incomplete:
             content["incomplete"] = self.incomplete
+        if self.erased:
+            content["erased"] = [
+                {name: getattr(one, name) for name in ErasedEntry.__slots__} for one in self.erased
+            ]
         # The keys are ordered so that only numbers follow this key.
         before, _, behind = to_json(content).rpartition('"segments":[]')
         entries = ",".join([entry.to_json() for entry in self.segments])
@@ -380,7 +396,7 @@ def _same_content(fs: FileSystem, directory: Path) -> bool:
 
 
 def _read(fs: FileSystem, directory: Path, name: str) -> Manifest | None:
-    content = read_checkpoint_file(fs, directory / name, KIND)
+    content = read_checkpoint_file(fs, directory / name, KIND, _NEWEST_VERSION)
     if content is None:
         return None
     try:
@@ -406,6 +422,10 @@ def _read(fs: FileSystem, directory: Path, name: str) -> Manifest | None:
             replicated=content.get("replicated", False),
             incomplete=content.get("incomplete", ""),
             metadata=content["metadata"],
+            erased=tuple(
+                ErasedEntry(**{name: entry[name] for name in ErasedEntry.__slots__})
+                for entry in content.get("erased", ())
+            ),
             sequence=content.get("sequence", 0),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -1,10 +1,12 @@
-"""Lists all intact batches in a log's files, and all gaps."""
+"""Lists all intact batches in a log's files, without erased records, and all gaps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from liftlog.errors import CorruptMetadata
+from liftlog.log.files.erased_file import is_erased_name
 from liftlog.log.files.manifest import SegmentEntry
 from liftlog.log.offline.files import (
     StreamFiles,
@@ -65,8 +67,14 @@ DumpItem = SegmentStart | DumpedBatch | DumpedGap
 
 def dump_stream(stream: StreamFiles, first_offset: int = 0) -> Iterator[DumpItem]:
     """Yield all batches and gaps with offsets from `first_offset` on. Raises OSError,
-    UnsupportedFormat."""
-    manifest = read_facts(stream).manifest
+    UnsupportedFormat; CorruptMetadata if it is not known which records are erased."""
+    facts = read_facts(stream)
+    manifest = facts.manifest
+    if manifest is None and any(is_erased_name(path.name) for path in stream.path.iterdir()):
+        raise CorruptMetadata(
+            f"{stream.name} has erased records, and its manifest cannot be read: {facts.problem}",
+            hint="`liftlog log repair` writes the manifest again",
+        )
     segments = list(manifest.segments) if manifest else segments_on_disk(stream.path)
     for number, entry in enumerate(segments):
         is_last = number == len(segments) - 1
@@ -77,6 +85,8 @@ def dump_stream(stream: StreamFiles, first_offset: int = 0) -> Iterator[DumpItem
                 found = segment_bytes(stream.path, entry, file, manifest, is_active=is_last)
                 yield SegmentStart(stream.name, entry, found.data_end, is_last)
                 for item in found.walk():
+                    if facts.erased is not None and isinstance(item, Found):
+                        item = item._replace(batch=facts.erased.cut(item.batch))
                     dumped = _dumped(stream.name, entry.file_name, item, is_last, first_offset)
                     if dumped is not None:
                         yield dumped

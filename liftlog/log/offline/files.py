@@ -10,6 +10,7 @@ from pathlib import Path
 
 from liftlog.errors import CorruptMetadata, LiftlogError
 from liftlog.log.data_dir import STREAMS_NAME, read_known_states
+from liftlog.log.erased import ErasedSet, read_listed
 from liftlog.log.files.acked_end import AckedEnd, known_acked_end
 from liftlog.log.files.filesystem import OsFile, ReadOnlyFileSystem
 from liftlog.log.files.manifest import (
@@ -95,6 +96,8 @@ class StreamFacts:
     slot: AckedEnd | None
     recovery_point: int  # everything below it was fsynced
     copies: tuple[str, ...] = ()  # problems of the manifest's two copies
+    erased: ErasedSet | None = None  # the offsets of erased records
+    erased_problems: tuple[str, ...] = ()  # of the files that hold them
 
     @property
     def acked_end(self) -> int:
@@ -113,10 +116,20 @@ def read_facts(stream: StreamFiles) -> StreamFacts:
             slot = known_acked_end(FILES, stream.path, before.lineage)
             recovery_point = _recovery_point(stream, before)
             manifest = read_manifest(FILES, stream.path)
-            if manifest is not None and manifest.lineage == before.lineage:
-                return StreamFacts(
-                    manifest, "", slot, recovery_point, _problems_of_copies(stream.path)
-                )
+            if manifest is None or manifest.lineage != before.lineage:
+                continue
+            erased, problems = read_listed(FILES, stream.path, manifest.erased)
+            if problems and read_manifest(FILES, stream.path) != manifest:
+                continue  # a daemon has just replaced the files
+            return StreamFacts(
+                manifest,
+                "",
+                slot,
+                recovery_point,
+                _problems_of_copies(stream.path),
+                erased,
+                tuple(problems),
+            )
     except CorruptMetadata as error:
         return StreamFacts(None, error.message, None, 0)
 

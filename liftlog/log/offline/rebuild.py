@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from liftlog.errors import CorruptMetadata
 from liftlog.log.environment import build_index
 from liftlog.log.files.acked_end import known_acked_end
+from liftlog.log.files.erased_file import find_erased_files
 from liftlog.log.files.filesystem import File, FileSystem
 from liftlog.log.files.manifest import MOST_RESERVED, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.segment.index import (
@@ -127,6 +128,12 @@ def rebuild_manifest(
     if proven is None:
         notes.append("the incarnation is not known any more: consumers will see a new stream")
     manifest = proven or manifest
+    # Without a proven incarnation, every erased file in the directory counts: a record too many is
+    # hidden rather than shown.
+    incarnation = None if proven is None else proven.incarnation
+    erased, found = find_erased_files(fs, directory, incarnation)
+    manifest = manifest.with_changes(erased=tuple(erased))
+    notes += found
     return Rebuilt(manifest, notes, superseded)
 
 

@@ -112,6 +112,8 @@ class _Verification:
             self._add(DAMAGE, f"{problem}; the segments are judged by themselves")
         for problem in self.facts.copies:
             self._add(DAMAGE, f"{problem}; the other copy is used")
+        for problem in self.facts.erased_problems:
+            self._add(DAMAGE, f"{problem}; it says which records are erased")
         for bad in self.quarantined:
             if bad.next_offset > self.log_start:
                 text = f"lost before: {bad.reason}"
@@ -213,6 +215,8 @@ class _Verification:
                 header = item.batch.header
                 self.report.batch_count += 1
                 records += header.record_count
+                if self.facts.erased is not None:
+                    records -= self.facts.erased.count_in(header.base_offset, header.next_offset)
                 end, epoch = header.next_offset, header.leader_epoch
                 used = item.position + header.length  # zeros may end it, past `data_end`
                 continue

@@ -28,6 +28,7 @@ import numpy as np
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log.environment import FilePool
+from liftlog.log.erased import ErasedSet
 from liftlog.log.files.filesystem import File, FileSystem, storage_errors
 from liftlog.log.files.manifest import QuarantinedRange
 from liftlog.log.files.unreadable import read_zeroed
@@ -251,14 +252,27 @@ class RecordCounts:
         self._steps: OrderedDict[Path, list[_Counted]] = OrderedDict()
 
     def offset_of(
-        self, segment: Segment, number: int, quarantined: Sequence[QuarantinedRange] = ()
+        self,
+        segment: Segment,
+        number: int,
+        quarantined: Sequence[QuarantinedRange] = (),
+        erased: ErasedSet | None = None,
     ) -> int:
-        """Return the offset of record `number` (from 0) of `segment`.
+        """Return the offset of record `number` (from 0) of `segment`. The records that `erased`
+        contains do not count.
 
         If damage prevents an exact count, the result is a lower offset, so that retention never
         deletes too much. Raises StorageError.
         """
+        if erased is not None and not erased.count_in(segment.base_offset, segment.next_offset):
+            erased = None
         with self._lock, storage_errors(f"counting records of {segment.path.name}"):
+            if erased is not None:
+                pooled = self._pool.acquire(segment.path)
+                try:
+                    return _find_left(pooled.file, segment, number, quarantined, erased)
+                finally:
+                    self._pool.release(pooled)
             steps = self._steps.setdefault(segment.path, [_Counted(0, segment.base_offset, 0)])
             self._steps.move_to_end(segment.path)
             while len(self._steps) > _REMEMBERED:
@@ -288,6 +302,33 @@ def _find(
         before += header.record_count
     # Damaged batches are not counted, so the offset may be too low. Each earlier record has its own
     # offset, which gives a lower bound.
+    return segment.base_offset + number
+
+
+def _find_left(
+    file: File,
+    segment: Segment,
+    number: int,
+    quarantined: Sequence[QuarantinedRange],
+    erased: ErasedSet,
+) -> int:
+    """Like `_find`, without the erased records. Reads all headers, because the cached counts are of
+    stored records."""
+    before = 0
+    start = IndexEntry(segment.base_offset, 0)
+    end = IndexEntry(segment.next_offset, segment.size_bytes)
+    for at, header in walk_batches(file, start, end, quarantined=quarantined):
+        hidden = erased.offsets_in(header.base_offset, header.next_offset)
+        left = header.record_count - len(hidden)
+        if number < before + left:
+            if not len(hidden):
+                return _offset_in(file, at, header, number - before)
+            try:
+                stored = decode_batch(read_zeroed(file, header.length, at)).offsets()
+            except (CorruptBatch, UnsupportedFormat):  # as in `_offset_in`
+                return header.base_offset
+            return int(np.setdiff1d(stored, hidden, assume_unique=True)[number - before])
+        before += left
     return segment.base_offset + number
 
 

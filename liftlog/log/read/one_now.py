@@ -37,6 +37,8 @@ def read_one_now(view: ReadView, environment: LogEnvironment, offset: int) -> Re
         return None
     if view.manifest.quarantined and view.damaged(segment):
         return None
+    if view.hides(offset):
+        return None
     try:
         return _read(environment.pool, index, segment, end, view, offset)
     except (CorruptBatch, UnsupportedFormat, OSError):

@@ -68,12 +68,14 @@ def read_from(
     *,
     stored: bool = False,
 ) -> LogSlice | None:
-    """See `Log.read`. With `stored`, also reads stored records below the log start."""
+    """See `Log.read`. With `stored`, also reads stored records below the log start, and erased
+    ones."""
     with _reading(state):
         while True:
             view = state.view
             start = offset
             if stored:
+                view = view._replace(erased=None)
                 start = max(offset, view.segments[0].base_offset)
             else:
                 # `offset` may lie before the first segment, in a loss that retention has reached.
@@ -238,10 +240,15 @@ def _next_slice(
     *,
     with_empty: bool = False,
 ) -> LogSlice | None:
-    committed, segments = view.committed, view.segments
+    committed, segments, erased = view.committed, view.segments, view.erased
+    if erased is not None and not with_empty:
+        offset = erased.next_not_at(offset)
     i = max(bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1, 0)
     while offset < committed.offset and i < len(segments):
         segment = segments[i]
+        if erased is not None and segment.sealed and segment.next_offset <= offset:
+            i += 1
+            continue
         end = view.readable_end(segment)
         damaged = view.damaged(segment) if view.manifest.quarantined else ()
         if not damaged or not _all_gone(damaged, offset, end.offset):
@@ -257,7 +264,10 @@ def _next_slice(
                 with_empty=with_empty,
             )
             if found is not None:
-                return found
+                if erased is None or found.record_count or with_empty:
+                    return found
+                offset = erased.next_not_at(found.next_offset)
+                continue  # none of these batches has a record left
         i += 1
         if i < len(segments):
             offset = max(offset, segments[i].base_offset)

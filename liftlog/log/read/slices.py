@@ -1,5 +1,10 @@
 """Finds the slice of one segment that answers a fetch: consecutive whole batches. The search does
-not read the bodies of batches. `reading.py` reads across segments."""
+not read the bodies of batches. `reading.py` reads across segments.
+
+A slice ends before the first batch with an erased record. A slice that begins with such a batch is
+a copy in memory, without the erased records. Its batches cover the same offsets as the stored ones,
+like batches after a compaction.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from liftlog.errors import CorruptBatch, CorruptRange
+from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange
 from liftlog.log.environment import FilePool, LogEnvironment, PooledFile
+from liftlog.log.erased import ErasedSet
 from liftlog.log.files.filesystem import File
 from liftlog.log.files.manifest import QuarantinedRange
 from liftlog.log.files.unreadable import read_around, read_zeroed
@@ -17,9 +23,13 @@ from liftlog.log.segment.index import IndexEntry, SparseIndex
 from liftlog.log.segment.segment import Segment, SteppedOver, walk_batches
 from liftlog.log.state import ReadView
 from liftlog.records.decode import decode_batch
-from liftlog.records.place import Epochs
+from liftlog.records.header import parse_header
+from liftlog.records.place import Epochs, Place
 
 LATEST_NS = 2**63 - 1
+_CUT_BYTES = 256 * 1024
+"""Maximum number of stored bytes, beyond the first batch, from which one read cuts erased records.
+It takes about a millisecond, and the event loop may wait for it."""
 _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
 
 
@@ -60,6 +70,11 @@ class LogSlice:
         self.on_damage: Callable[[int, int], object] | None = None
         """A callback for a slice that the disk cannot read completely. It receives the first and
         the next offset of the slice."""
+
+    @property
+    def body(self) -> bytes | None:
+        """The bytes of the slice if they are only in memory; None if they are in the file."""
+        return None
 
     @property
     def fd(self) -> int:
@@ -122,9 +137,40 @@ class LogSlice:
         self.release()
 
 
+class CutSlice(LogSlice):
+    """A slice without the erased records of its batches. Its bytes are in memory."""
+
+    __slots__ = ("_body",)
+
+    def __init__(self, body: bytes, first_offset: int, next_offset: int, record_count: int) -> None:
+        self._pooled = None
+        self._body = body
+        self.position = 0
+        self.length = len(body)
+        self.first_offset = first_offset
+        self.next_offset = next_offset
+        self.record_count = record_count
+        self.on_damage = None
+
+    @property
+    def body(self) -> bytes:
+        return self._body
+
+    def read_some(self, position: int, length: int) -> bytes:
+        return self._body[position : position + length]
+
+    def read_many(self, places: Iterable[tuple[int, int]]) -> list[bytes]:
+        return [self._body[position : position + length] for position, length in places]
+
+    def pread(self) -> bytes:
+        return self._body
+
+
 def sealed_segment_of(view: ReadView, piece: LogSlice) -> Segment | None:
     """Return the sealed segment of a slice, if `view` lists it with the same file and without
-    damage."""
+    damage. Returns None for a slice in memory."""
+    if piece.body is not None:
+        return None
     segment = view.sealed_segment_at(piece.first_offset)
     return segment if segment is not None and segment.path == piece.path else None
 
@@ -147,7 +193,11 @@ def slice_segment(
     A slice ends where a new leader epoch begins, so all its batches have the same epoch. This
     function compares only the first batch with the epochs of the manifest. The receiver compares
     the batches with each other. Returns None if the segment has no readable batch left. Raises
-    CorruptRange at damage that is not recorded yet.
+    CorruptRange at damage that is not recorded yet, and CorruptMetadata if it is not known which
+    records of the first batch are erased.
+
+    The batches in the result have no record that `view.erased` contains. A result without any
+    record has only such batches.
     """
     pool, epochs = environment.pool, view.manifest.epochs
     pooled = pool.acquire(segment.path)
@@ -171,11 +221,22 @@ def slice_segment(
         if following < len(epochs):
             epoch_end = epochs[following][1]
             stop_offset = epoch_end if stop_offset is None else min(stop_offset, epoch_end)
+        is_cut = False
+        if view.erased is not None:
+            erased_at = view.erased.next_at(first_offset)
+            if erased_at is not None and erased_at < first_end.offset:
+                is_cut, max_bytes = True, min(max_bytes, _CUT_BYTES)
+            elif erased_at is not None:
+                stop_offset = erased_at if stop_offset is None else min(stop_offset, erased_at)
         stop = _find_end(
             file, index, first_end, end,
             stop_position=position + max_bytes,
             stop_offset=stop_offset,
         )  # fmt: skip
+        if is_cut:
+            assert view.erased is not None
+            begin = IndexEntry(first_offset, position)
+            return _without_erased(file, view.erased, begin, first_end, stop)
         taken = True
         length = stop.position - position
         return LogSlice(pool, pooled, position, length, first_offset, stop.offset)
@@ -275,6 +336,47 @@ def _find_end(
     return reached
 
 
+def _without_erased(
+    file: File, erased: ErasedSet, start: IndexEntry, first_end: IndexEntry, stop: IndexEntry
+) -> CutSlice:
+    """Return the batches from `start` to `stop` without the erased records, or fewer of them if one
+    is damaged. Raises CorruptRange or CorruptMetadata if that is the first one, which ends at
+    `first_end`, and UnsupportedFormat."""
+    raw, holes = read_around(file, stop.position - start.position, start.position)
+    parts: list[bytes | memoryview] = []
+    place = Place(start.offset, stop.offset)
+    at = count = 0
+    reached = start.offset
+    while at < len(raw):
+        try:
+            header = parse_header(raw, at)
+            if any(hole.start < start.position + at + header.length for hole in holes):
+                raise CorruptBatch("the disk cannot read the batch")
+            place.take(header)
+            erased_at = erased.next_at(header.base_offset)
+            if erased_at is not None and erased_at < header.next_offset:
+                batch = erased.cut(decode_batch(raw, at))
+                count += batch.header.record_count
+                parts.append(batch.stored)
+            else:
+                count += header.record_count
+                parts.append(raw[at : at + header.length])
+        except (CorruptBatch, CorruptMetadata) as error:
+            if parts:
+                break  # the next read begins with this batch
+            if isinstance(error, CorruptMetadata):
+                raise
+            raise CorruptRange(
+                f"the records [{start.offset}, {first_end.offset}) are damaged on disk",
+                hint=f"read on with start={first_end.offset}",
+                first_offset=start.offset,
+                next_offset=first_end.offset,
+            ) from error
+        at += header.length
+        reached = header.next_offset
+    return CutSlice(b"".join(parts), start.offset, reached, count)
+
+
 def find_time_in_segment(
     view: ReadView,
     environment: LogEnvironment,
@@ -307,7 +409,7 @@ def find_time_in_segment(
             try:
                 batch = decode_batch(read_zeroed(file, header.length, position)).trim(first_offset)
                 for offset, stamp in zip(batch.offsets(), batch.timestamps_ns(), strict=True):
-                    if timestamp_ns <= stamp <= latest_ns:
+                    if timestamp_ns <= stamp <= latest_ns and not view.hides(offset):
                         return offset, stamp
             except CorruptBatch:
                 continue

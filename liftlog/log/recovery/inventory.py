@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from liftlog.log.erased import ErasedSet, read_listed
 from liftlog.log.files.acked_end import ACKED_END_NAME
+from liftlog.log.files.erased_file import ERASED_SUFFIX
 from liftlog.log.files.filesystem import File, FileSystem, write_all
 from liftlog.log.files.manifest import (
     COPY_NAME,
@@ -98,6 +100,23 @@ class Inventory:
                 return
         self._remove_garbage()
 
+    def read_erased(self) -> ErasedSet | None:
+        """Read the erased files. Reads of the offsets of a file that cannot be read will fail,
+        because nobody knows which of its records are erased. Raises OSError for a failure that
+        passes."""
+        erased, problems = read_listed(self.fs, self.directory, self.manifest.erased)
+        for problem in problems:
+            self._note(problem)
+        for entry in () if erased is None else erased.unreadable:
+            logger.error(
+                "erased-file-unreadable stream=%s file=%s first_offset=%d next_offset=%d",
+                self.directory.name,
+                entry.file_name,
+                entry.first_offset,
+                entry.next_offset,
+            )
+        return erased
+
     def _remove_garbage(self) -> None:
         """Delete files that the manifest does not list; a crash between two steps leaves such
         files.
@@ -105,6 +124,7 @@ class Inventory:
         If the manifest is outdated, renames segments and indexes instead of deleting them.
         """
         listed = {entry.file_name for entry in self.manifest.segments}
+        listed |= {entry.file_name for entry in self.manifest.erased}
         stems = {name.removesuffix(".log") for name in listed}
         names = self.fs.list_directory(self.directory)
         unlisted: list[str] = []
@@ -116,7 +136,7 @@ class Inventory:
                 or name.endswith(BROKEN_SUFFIX)
                 or (name.endswith(_BESIDE) and name.rpartition(".")[0] in stems)
             )
-            if not known and name.endswith((".log", *_BESIDE, ".tmp")):
+            if not known and name.endswith((".log", *_BESIDE, ERASED_SUFFIX, ".tmp")):
                 unlisted.append(name)
         outdated = self._manifest_is_outdated(unlisted)
         if outdated:

@@ -27,6 +27,7 @@ from pathlib import Path
 from liftlog.errors import CorruptMetadata
 from liftlog.log.active_segment import ActiveSegment
 from liftlog.log.environment import LogConfig, LogEnvironment, build_index
+from liftlog.log.erased import ErasedSet, clip
 from liftlog.log.files.acked_end import ACKED_END_NAME
 from liftlog.log.files.filesystem import File, storage_errors, write_all
 from liftlog.log.files.manifest import (
@@ -92,6 +93,7 @@ class _Opening(TailJudge):
         self.environment = environment
         self.config = config
         self.high_watermark = 0  # as stored by a replica
+        self.erased: ErasedSet | None = None
 
     def run(
         self, clean: ActiveState | None, recovery_point: ActiveState | None
@@ -99,6 +101,7 @@ class _Opening(TailJudge):
         sealed = [
             Segment(self.directory, entry, sealed=True) for entry in self.manifest.segments[:-1]
         ]
+        self.erased = self.read_erased()
         known_ranges = len(self.quarantined)
         self._check_sealed(sealed)
         if len(self.quarantined) > known_ranges:
@@ -300,6 +303,7 @@ class _Opening(TailJudge):
             sealed,
             writing,
             committed=ends[0],
+            erased=self.erased,
         )
         group = (state.commit_group + 1) & 0xFFFF
         log = Log(log_state, commit_group=group, boot_id=self.boot_id, appended=ends[1:])
@@ -338,7 +342,10 @@ class _Opening(TailJudge):
             # fdatasynced, so they count as committed, and no ack is ahead of them.
             epoch += 1
             epochs = epochs_from((*epochs, (epoch, end)), manifest.log_start_offset)
+        # Offsets from `end` on will be assigned to new records, which are not erased.
+        listed, self.erased = clip(manifest.erased, self.erased, 0, end)
         self.manifest = manifest.with_changes(
+            erased=listed,
             leader_epoch=epoch,
             epochs=epochs,
             quarantined=quarantined,

@@ -5,6 +5,9 @@ Then it reads the sources, group by group (see compaction/planning.py), and writ
 stay. It creates a file only after it has found the first record to drop, so it does not rewrite a
 segment if all records stay.
 
+Erased records are left out. They still supersede the older records of their key: the map contains
+them.
+
 When the memory for keys is used up, the dirty part ends at the offset reached. The pass then
 compacts only this shorter part, and the next pass continues from its end. Both together have the
 same result as one pass.
@@ -25,6 +28,7 @@ from numpy.typing import NDArray
 from compaction.keep import UNKNOWN, keep_mask
 from compaction.keymap import KeyMap
 from compaction.keys import KeyColumn
+from liftlog.log.erased import ErasedSet
 from liftlog.log.files.filesystem import FileSystem
 from liftlog.log.files.manifest import SegmentEntry
 from liftlog.log.rewrite.batches import BatchMerger
@@ -92,6 +96,7 @@ class _Pass:
         written: list[str],
     ) -> None:
         self._job = job
+        self._erased = ErasedSet.from_plain(job.erased) if job.erased else None
         self._plan = job.plan
         self._fs = fs
         self._directory = Path(job.directory)
@@ -131,8 +136,16 @@ class _Pass:
             map_bytes=self._map.memory_used_bytes + self._superseded.memory_used_bytes,
         )
 
-    def _windows(self, source: SegmentEntry) -> Iterator[list[RecordBatch]]:
-        return read_windows(self._fs, self._directory, source, self._throttle, self._job.epochs)
+    def _windows(
+        self, source: SegmentEntry, erased: ErasedSet | None = None
+    ) -> Iterator[list[RecordBatch]]:
+        return read_windows(
+            self._fs, self._directory, source, self._throttle, self._job.epochs, erased
+        )
+
+    def _has_erased(self, window: list[RecordBatch]) -> bool:
+        first, end = window[0].header.base_offset, window[-1].header.next_offset
+        return self._erased is not None and self._erased.count_in(first, end) > 0
 
     # --- the map ---
 
@@ -208,12 +221,13 @@ class _Pass:
 
     def _copy_source(self, number: int, tally: _Tally, merger: BatchMerger, writing: bool) -> bool:
         source = self._job.sources[number]
-        for window in self._windows(source):
+        for window in self._windows(source, self._erased):
             self._progress.advance("rewrite", window)
             chunks = chunks_of(window)
             keeps = self._judge(chunks, number, tally)
             if not writing:
-                if all(keep is None or keep.all() for keep in keeps):
+                all_stay = all(keep is None or keep.all() for keep in keeps)
+                if all_stay and not self._has_erased(window):
                     continue
                 writing = True
                 self._copy_start(source, window[0].header.base_offset, merger)
@@ -224,7 +238,7 @@ class _Pass:
     def _copy_start(self, source: SegmentEntry, end_offset: int, merger: BatchMerger) -> None:
         """Pass the batches before `end_offset` to `merger`. All records of these batches stay."""
         if end_offset > source.base_offset:
-            for window in self._windows(source):
+            for window in self._windows(source, self._erased):
                 if window[0].header.base_offset >= end_offset:
                     break
                 for chunk in chunks_of(window):

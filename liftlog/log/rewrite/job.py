@@ -4,9 +4,11 @@ that apply a result to the log.
 Jobs read sealed segments and write new files next to them; they change no existing file. `epochs`
 are the epochs of the manifest; they help to detect misplaced batches. `incarnation` is the
 incarnation of the log, which the indexes of its segments contain. A job without an incarnation
-accepts the indexes of any log, and the daemon later rebuilds the indexes that this job writes. The
-daemon either applies the result with `LogStructure.replace_segments`, in an order that makes a
-crash between two steps safe, or discards the new files.
+accepts the indexes of any log, and the daemon later rebuilds the indexes that this job writes.
+`erased` are erased records of the sources (`ErasedSet.to_plain`): the job leaves them out, and the
+swap takes their offsets out of the erased set. The daemon either applies the result with
+`LogStructure.replace_segments`, in an order that makes a crash between two steps safe, or discards
+the new files.
 
 `to_dict` and `from_dict` convert all values to and from a form that JSON can represent.
 """
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple, Self
 from pydantic import TypeAdapter
 
 from compaction import CompactionPlan
+from liftlog.log.erased import ErasedSet
 from liftlog.log.files.filesystem import FileSystem
 from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.log import Log
@@ -31,6 +34,7 @@ TARGET_BATCH_BYTES = 64 * 1024
 """Size to which small batches are joined: 64 KiB."""
 
 Epochs = tuple[tuple[int, int], ...]
+PlainErased = tuple[tuple[int, str], ...]
 
 
 @cache
@@ -89,6 +93,7 @@ class CompactJob(_CrossesProcesses):
     compression: str = "none"
     epochs: Epochs = ()
     incarnation: str = ""
+    erased: PlainErased = ()
 
     def __post_init__(self) -> None:
         if len(self.sources) != self.plan.sources:
@@ -102,7 +107,8 @@ class CompactJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class RebatchJob(_CrossesProcesses):
-    """A job that rewrites one sealed segment with its small batches joined. No record changes."""
+    """A job that rewrites one sealed segment with its small batches joined. No record changes, but
+    erased ones are removed."""
 
     directory: str
     source: SegmentEntry
@@ -110,6 +116,7 @@ class RebatchJob(_CrossesProcesses):
     compression: str = "none"
     epochs: Epochs = ()
     incarnation: str = ""
+    erased: PlainErased = ()
 
     @property
     def generation(self) -> int:
@@ -286,8 +293,12 @@ def no_throttle(size_bytes: int) -> None:
     """Do not limit the rate. This is the default."""
 
 
-def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None) -> int:
+def apply_compaction(
+    log: Log, result: CompactResult, lineage: str | None = None, erased: PlainErased = ()
+) -> int:
     """Swap in the files of `compact`; returns the bytes freed. Blocking. Raises the log's errors.
+
+    `erased` are those of the job.
 
     Swaps the oldest segments first, so that the older records of a key are removed before its
     tombstone. The manifest records the removal of tombstones with the first swap, and the compacted
@@ -295,10 +306,15 @@ def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None
     work. If a swap is rejected, the caller discards the files of the swaps that were not made.
     """
     freed = 0
+    applied = _applied(erased)
     removed_below = result.tombstones_removed_below or None
     for swap in result.swaps:
         freed += log.structure.replace_segments(
-            swap.old, swap.new, tombstones_removed_below=removed_below, lineage=lineage
+            swap.old,
+            swap.new,
+            tombstones_removed_below=removed_below,
+            lineage=lineage,
+            erased=applied,
         )
     log.structure.replace_segments(
         (),
@@ -311,11 +327,19 @@ def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None
     return freed
 
 
-def apply_rebatch(log: Log, result: RebatchResult, lineage: str | None = None) -> int:
-    """Swap in the files of `rebatch`; returns the bytes freed."""
+def apply_rebatch(
+    log: Log, result: RebatchResult, lineage: str | None = None, erased: PlainErased = ()
+) -> int:
+    """Swap in the files of `rebatch`; returns the bytes freed. `erased` are those of the job."""
+    applied = _applied(erased)
     return sum(
-        log.structure.replace_segments(swap.old, swap.new, lineage=lineage) for swap in result.swaps
+        log.structure.replace_segments(swap.old, swap.new, lineage=lineage, erased=applied)
+        for swap in result.swaps
     )
+
+
+def _applied(erased: PlainErased) -> ErasedSet | None:
+    return ErasedSet.from_plain(erased) if erased else None
 
 
 def apply_mending(log: Log, result: MendResult, lineage: str | None = None) -> int:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.log.erased import ErasedSet
 from liftlog.log.files.filesystem import FileSystem
 from liftlog.log.files.manifest import SegmentEntry
 from liftlog.log.files.unreadable import read_zeroed
@@ -85,9 +86,10 @@ def rebatch(
     """Rewrite `job.source` with batches of about `job.target_bytes`; fsynced on return.
 
     Raises SourceDamaged and OSError. Removes its new files after an error, and also if the rewrite
-    would not reduce the number of batches enough (`_WORTHWHILE`).
+    would not reduce the number of batches enough (`_WORTHWHILE`) and removes no erased record.
     """
     directory = Path(job.directory)
+    erased = ErasedSet.from_plain(job.erased) if job.erased else None
     source = job.source
     written: list[str] = []
     batches_in = done = 0
@@ -104,7 +106,7 @@ def rebatch(
         )
         on_error.callback(writer.close)
         merger = BatchMerger(writer, target_bytes=job.target_bytes, compression=job.compression)
-        for window in read_windows(fs, directory, source, throttle, job.epochs):
+        for window in read_windows(fs, directory, source, throttle, job.epochs, erased):
             for chunk in chunks_of(window):
                 merger.add(chunk)
             batches_in += len(window)
@@ -113,7 +115,7 @@ def rebatch(
         merger.flush()
         entries = writer.finish(source.delete_horizon_ns)
         swaps: tuple[Swap, ...] = ()
-        if merger.batches_out * _WORTHWHILE <= batches_in:
+        if erased is not None or merger.batches_out * _WORTHWHILE <= batches_in:
             fs.fsync_directory(directory)
             on_error.pop_all()
             swaps = (Swap((source.file_name,), entries),)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from liftlog.errors import CorruptBatch, LiftlogError, UnsupportedFormat
+from liftlog.log.erased import ErasedSet
 from liftlog.log.files.filesystem import Buffer, File, FileSystem, write_all
 from liftlog.log.files.manifest import SegmentEntry
 from liftlog.log.files.unreadable import is_unreadable
@@ -61,8 +62,10 @@ def read_windows(
     entry: SegmentEntry,
     throttle: Throttle,
     epochs: Epochs = (),
+    erased: ErasedSet | None = None,
 ) -> Iterator[list[RecordBatch]]:
-    """Yield all batches of a sealed segment, about 1 MiB at a time.
+    """Yield all batches of a sealed segment, about 1 MiB at a time, without the records that
+    `erased` contains.
 
     Each batch is verified, and the batches cover the segment's offsets without a gap. The views of
     a batch stay valid as long as a reference to them exists. Raises SourceDamaged and OSError.
@@ -71,7 +74,8 @@ def read_windows(
     try:
         with blaming(entry):
             place = Place(entry.base_offset, entry.next_offset, epochs=epochs)
-            yield from _windows(file, entry, throttle, place)
+            for window in _windows(file, entry, throttle, place):
+                yield window if erased is None else [erased.cut(batch) for batch in window]
     finally:
         file.close()
 

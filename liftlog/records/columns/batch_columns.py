@@ -24,8 +24,8 @@ from liftlog.records.columns.column_set import (
     offsets_of,
     timestamps_of,
 )
-from liftlog.records.decode import RecordBatch
-from liftlog.records.encode import fill_header
+from liftlog.records.decode import RecordBatch, decode_batch
+from liftlog.records.encode import encode_batch, fill_header
 from liftlog.records.format import (
     ESCAPED_SUBJECTS,
     HEADER_SIZE,
@@ -196,6 +196,44 @@ def cut_out(batch: RecordBatch, first: int, end: int) -> bytearray | memoryview:
     )
     codec = codec_of(header)
     return raw if codec is None else compress_batch(raw, codec)
+
+
+def without_rows(batch: RecordBatch, offsets: Offsets) -> RecordBatch:
+    """Return a verified batch without the records at these offsets, which ascend.
+
+    Returns the batch itself if it has none of them. The result covers the same offsets and may have
+    no records. Records keep their offsets and timestamps; the result has the leader epoch, commit
+    group and codec of the batch. Raises CorruptBatch.
+    """
+    header = batch.header
+    columns = decode_columns(batch)
+    keep = np.isin(columns.offsets, offsets, assume_unique=True, invert=True)
+    if keep.all():
+        return batch
+    codec = codec_of(header)
+    raw: bytearray | memoryview
+    if keep.any():
+        raw = encode_columns(
+            columns.take(keep),
+            base_offset=header.base_offset,
+            last_offset=header.last_offset,
+            leader_epoch=header.leader_epoch,
+            commit_group=header.commit_group,
+        )
+    else:
+        codec = None
+        raw = encode_batch(
+            base_offset=header.base_offset,
+            last_offset=header.last_offset,
+            leader_epoch=header.leader_epoch,
+            commit_group=header.commit_group,
+            stamps=[],
+            subjects=[],
+            values=[],
+        )
+    if codec is not None:
+        raw = compress_batch(raw, codec)
+    return decode_batch(raw, 0, verify=False)
 
 
 def can_share_batch(some: tuple[int, int], others: tuple[int, int]) -> bool:

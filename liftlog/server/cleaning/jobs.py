@@ -90,16 +90,21 @@ class JobRunner:
     ) -> bool:
         """Run one pass; return True if it did all that was planned for `segments`."""
         log, started, planned_ns = host.log, time.monotonic(), now_ns()
-        lineage = log.view.manifest.lineage
+        view = log.view
+        lineage, sources = view.manifest.lineage, segments[: plan.sources]
+        hidden = view.erased
+        if hidden is not None:
+            hidden = hidden.within(sources[0].base_offset, sources[-1].next_offset)
         job = CompactJob(
             str(log.directory),
             plan,
-            tuple(segment.entry() for segment in segments[: plan.sources]),
+            tuple(segment.entry() for segment in sources),
             log_start_offset=log.log_start_offset,
             memory_bytes=self._settings.memory_bytes,
             compression=host.settings.compression,
-            epochs=log.view.manifest.epochs,
+            epochs=view.manifest.epochs,
             incarnation=log.incarnation,
+            erased=hidden.to_plain() if hidden is not None else (),
         )
         logger.info(
             "compaction-started stream=%s segments=%d dirty_from=%d dirty_end=%d reasons=%s",
@@ -115,7 +120,7 @@ class JobRunner:
         with host.compacting():
             answer = await self._run(kinds.COMPACT, job, host, state, rates)
             result = CompactResult.from_dict(answer)
-            freed = await self._swap_in(host, result, lineage, now_ns)
+            freed = await self._swap_in(host, job, result, lineage, now_ns)
         seconds = time.monotonic() - started
         removed = result.records_in - result.records_out
         if removed:
@@ -135,7 +140,12 @@ class JobRunner:
         return result.complete
 
     async def _swap_in(
-        self, host: StreamHost, result: CompactResult, lineage: str, now_ns: Callable[[], int]
+        self,
+        host: StreamHost,
+        job: CompactJob,
+        result: CompactResult,
+        lineage: str,
+        now_ns: Callable[[], int],
     ) -> int:
         log = host.log
         try:
@@ -145,7 +155,7 @@ class JobRunner:
                 # tombstones as removed that still exist. An export then starts over; no record is
                 # lost.
                 await host.run_exclusive(lambda: _announce_removal(log, result, now_ns()))
-            return await self.in_thread(lambda: apply_compaction(log, result, lineage))
+            return await self.in_thread(lambda: apply_compaction(log, result, lineage, job.erased))
         except BaseException:
             # No swap is running now, because `in_thread` returns only after its call has ended,
             # even if it is cancelled. Completed swaps stay: `_discard` keeps their files, and the
@@ -164,7 +174,7 @@ class JobRunner:
         if not result.swaps:
             return
         try:
-            await self.in_thread(lambda: apply_rebatch(log, result, lineage))
+            await self.in_thread(lambda: apply_rebatch(log, result, lineage, job.erased))
         except BaseException:
             await self.in_thread(lambda: _discard(log, result.new_files))
             raise

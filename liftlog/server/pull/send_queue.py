@@ -137,6 +137,9 @@ class SendQueue:
         if self._closed:
             piece.release()
             return
+        if piece.body is not None:
+            self.put(piece.body)
+            return
         if not self._items:
             self.progress_at = self._loop.time()
         self._items.append(_FilePart(piece))

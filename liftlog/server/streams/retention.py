@@ -9,6 +9,7 @@ granted between the check of the leases and the deletion.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from compaction.retention import RetentionDecision, RetentionPolicy, decide
 from liftlog.errors import Conflict, OffsetOutOfRange, StorageError
@@ -52,10 +53,14 @@ def decide_retention(
         max_messages=retention.max_messages if gives_way else None,
         protect_newer_than_ns=window_ns(settings),
     )
-    segments = log.segments
+    view = log.view
+    segments = view.segments
+    counted: Sequence[Segment | _Remaining] = segments
+    if view.erased is not None:
+        counted = [_Remaining(one, view.remaining_records(one)) for one in segments]
     times_of = newest_times_of if by_time else held_times_of
     decision = decide(
-        segments,
+        counted,
         policy,
         log_start_offset=log.log_start_offset,
         log_end_offset=log.high_watermark,
@@ -69,7 +74,38 @@ def decide_retention(
     return decision
 
 
-def _offset_of_record(log: Log, segment: Segment, number: int) -> int:
+class _Remaining:
+    """A segment for a decision that counts only the records that are not erased."""
+
+    __slots__ = ("record_count", "segment")
+
+    def __init__(self, segment: Segment, record_count: int) -> None:
+        self.segment = segment
+        self.record_count = record_count
+
+    @property
+    def base_offset(self) -> int:
+        return self.segment.base_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self.segment.next_offset
+
+    @property
+    def size_bytes(self) -> int:
+        return self.segment.size_bytes
+
+    @property
+    def max_timestamp_ns(self) -> int:
+        return self.segment.max_timestamp_ns
+
+    @property
+    def sealed(self) -> bool:
+        return self.segment.sealed
+
+
+def _offset_of_record(log: Log, counted: Segment | _Remaining, number: int) -> int:
+    segment = counted.segment if isinstance(counted, _Remaining) else counted
     try:
         return log.offset_of_record(segment, number)
     except StorageError as error:

@@ -72,6 +72,10 @@ class CountedSlice:
     def fd(self) -> int:
         return self._piece.fd
 
+    @property
+    def body(self) -> bytes | None:
+        return self._piece.body
+
     def pread(self) -> bytes:
         return self._piece.pread()
 

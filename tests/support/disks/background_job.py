@@ -11,7 +11,7 @@ from typing import Any
 
 from support.disks.logs import DIRECTORY
 from support.disks.simfs import Fault, SimFileSystem
-from support.worlds.rewriting import plan
+from support.worlds.rewriting import plain_erased, plan
 
 from liftlog.errors import SegmentsChanged
 from liftlog.log import Log
@@ -53,7 +53,13 @@ class BackgroundJob:
         return cls(
             log,
             RebatchJob(
-                str(DIRECTORY), entry, target, "none", log.view.manifest.epochs, log.incarnation
+                str(DIRECTORY),
+                entry,
+                target,
+                "none",
+                log.view.manifest.epochs,
+                log.incarnation,
+                plain_erased(log),
             ),
         )
 
@@ -124,9 +130,9 @@ class BackgroundJob:
         damaged, counting = log.view.damaged_files, _Counting(log)
         try:
             if isinstance(self.result, CompactResult):
-                apply_compaction(counting, self.result, self.lineage)
+                apply_compaction(counting, self.result, self.lineage, self.job.erased)
             else:
-                apply_rebatch(counting, self.result, self.lineage)
+                apply_rebatch(counting, self.result, self.lineage, self.job.erased)
         except SegmentsChanged:
             assert self.is_outdated(log), "refused without a reason"
             self.swaps_made = counting.calls
@@ -181,3 +187,5 @@ def check_files(log: Log) -> None:
     listed = {segment.path.name for segment in log.segments}
     assert {name for name in found if name.endswith(".log")} <= listed
     assert {name for name in found if name.endswith(".index")} <= _files_of(log)
+    erased = {entry.file_name for entry in log.view.manifest.erased}
+    assert erased <= {name for name in found if name.endswith(".erased")}

@@ -458,7 +458,7 @@ def damage_of_manifests() -> Iterator[Damage]:
     raw = stored("data", "manifest")
     line = raw.index(b"\n")
     names = ("manifest", "manifest.copy")
-    later = b"liftlog manifest 2"
+    later = b"liftlog manifest 3"
     middle = [flipped("data", name, line + 40) for name in names]
     yield "the manifest", "data", middle[:1]
     yield "the copy of the manifest", "data", middle[1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.disks.background_job import BackgroundJob
@@ -21,6 +22,7 @@ from support.worlds.rewriting import (
 from compaction import CompactionPolicy
 from liftlog.errors import CorruptBatch, CorruptRange, DiskFull, StorageError, SyncFailed
 from liftlog.log import ActiveState, Log
+from liftlog.log.erased import ErasedSet
 from liftlog.records import decode_batch, parse_header
 from liftlog.server.commits.writing import compressed
 
@@ -141,6 +143,8 @@ class LogModel(RuleBasedStateMachine):
         self.waiting: Rows = {}
         self.written: dict[int, list[Row]] = {}  # whatever may turn up at an offset
         self.damaged: Rows = {}  # was there, until it was found damaged
+        self.erased: Rows = {}  # was there, until it was erased
+        self.in_doubt: list[set[int]] = []  # failed erasures, one of which may be on the disk
         self.job: BackgroundJob | None = None  # planned, and worked on if it has a result
         self.acked_early = False  # what waits was acked
         self.acked_end = 1  # nothing below it may be assigned again
@@ -282,11 +286,56 @@ class LogModel(RuleBasedStateMachine):
         assert self.log.log_end_offset == self.acked_end == end
 
     def _forget_from(self, end: int) -> None:
-        for rows in (self.rows, self.waiting, self.written, self.damaged):
+        for rows in (self.rows, self.waiting, self.written, self.damaged, self.erased):
             for offset in [offset for offset in rows if offset >= end]:
                 del rows[offset]  # type: ignore[attr-defined]
+        self.in_doubt = [{one for one in some if one < end} for some in self.in_doubt]
         self.acked_end = end
         self.start = min(self.start, end)
+
+    # --- erasing ---
+
+    def _chosen(self, where: float, count: int, step: int) -> list[int]:
+        """Offsets to erase, some of them without a record."""
+        low, high = self.log.segments[0].base_offset, self.log.log_end_offset + 2
+        first = low + int(where * (high - low))
+        return list(range(first, first + count * step, step))
+
+    def _erase(self, offsets: list[int]) -> None:
+        found = self.log.structure.erase(ErasedSet.of_offsets(np.array(offsets, np.int64)))
+        hidden = set(found.offsets.offsets_in(0, 2**40).tolist())
+        shown = {o for o in self.rows if self.log.log_start_offset <= o < self.log.high_watermark}
+        told = {o for first, end in found.unreadable for o in range(first, end)}
+        wanted = set(offsets)
+        assert hidden <= wanted & (shown | self.damaged.keys())
+        assert wanted & shown <= hidden | told
+        for offset in hidden & self.rows.keys():
+            self.erased[offset] = self.rows.pop(offset)
+
+    @rule(where=fractions, count=st.integers(1, 8), step=st.integers(1, 3))
+    def erase(self, where: float, count: int, step: int) -> None:
+        self._erase(self._chosen(where, count, step))
+        self.in_doubt.clear()
+
+    @rule(
+        where=fractions,
+        count=st.integers(1, 8),
+        operation=st.sampled_from(["create", "write", "fsync", "rename", "fsync-directory"]),
+        fault=st.tuples(st.sampled_from([errno.ENOSPC, errno.EIO]), st.booleans()),
+        countdown=st.integers(1, 3),
+    )
+    def erase_fails(
+        self, where: float, count: int, operation: str, fault: tuple[int, bool], countdown: int
+    ) -> None:
+        """Nothing is hidden. What is on the disk may say otherwise until the next change."""
+        offsets = self._chosen(where, count, 1)
+        error, after = fault
+        self.fs.faults = [Fault(operation, error=error, after=after, countdown=countdown)]
+        try:
+            self._erase(offsets)
+        except (StorageError, DiskFull):
+            self.in_doubt.append(set(offsets) & self.rows.keys())
+        self.fs.faults = []
 
     @rule()
     def checkpoint(self) -> None:
@@ -306,7 +355,8 @@ class LogModel(RuleBasedStateMachine):
         start = self.log.log_start_offset
         before = {o: r for o, r in before.items() if o >= start}
         assert found.items() <= before.items()
-        known = before | {o: r for o, r in self.damaged.items() if o >= start}
+        gone = self.damaged | self.erased
+        known = before | {o: r for o, r in gone.items() if o >= start}
         newest = {r.key: o for o, r in sorted(known.items()) if r.key is not None}
         for offset in before.keys() - found.keys():
             one = before[offset]
@@ -315,6 +365,6 @@ class LogModel(RuleBasedStateMachine):
                 assert one.is_tombstone
                 assert offset < self.log.view.manifest.tombstones_removed_below
                 assert all(other.key != one.key for other in found.values())
-        if not self.damaged:
+        if not gone:
             assert view(found) == view(before)
         self.rows = {o: r for o, r in self.rows.items() if o < start} | found

@@ -150,6 +150,12 @@ def stored(log: Log) -> Rows:
     return {o: r for b in batches_of(log) for o, r in rows_of(b).items() if o >= start}
 
 
+def plain_erased(log: Log) -> tuple[tuple[int, str], ...]:
+    """The erased set as a job gets it."""
+    erased = log.view.erased
+    return () if erased is None else erased.to_plain()
+
+
 def plan(
     log: Log,
     *,
@@ -184,6 +190,7 @@ def plan(
         compression=compression,
         epochs=log.view.manifest.epochs,
         incarnation=log.incarnation,
+        erased=plain_erased(log),
     )
     assert CompactJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     return job
@@ -196,7 +203,7 @@ def compact_once(log: Log, fs: Any, **how: Any) -> CompactResult | None:
         return None
     result = compact(job, fs)
     assert CompactResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
-    apply_compaction(log, result)
+    apply_compaction(log, result, erased=job.erased)
     return result
 
 
@@ -214,12 +221,18 @@ def rebatch_file(
 ) -> RebatchResult:
     entry = log.segments[number].entry()
     job = RebatchJob(
-        str(DIRECTORY), entry, target, compression, log.view.manifest.epochs, log.incarnation
+        str(DIRECTORY),
+        entry,
+        target,
+        compression,
+        log.view.manifest.epochs,
+        log.incarnation,
+        plain_erased(log),
     )
     assert RebatchJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     result = rebatch(job, fs)
     assert RebatchResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
-    apply_rebatch(log, result)
+    apply_rebatch(log, result, erased=job.erased)
     return result
 
 

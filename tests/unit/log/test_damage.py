@@ -334,7 +334,7 @@ def test_a_manifest_is_never_made_anew_over_data() -> None:
             elif harm == "damaged":
                 image.replace(DIRECTORY / name, raw.replace(b'"epochs"', b'"epoch5"'))
             else:
-                image.replace(DIRECTORY / name, raw.replace(b"manifest 1 ", b"manifest 2 ", 1))
+                image.replace(DIRECTORY / name, raw.replace(b"manifest 1 ", b"manifest 3 ", 1))
         image.open(DIRECTORY / "stray.log", create=True)
         before = {name: image.read(DIRECTORY / name) for name in image.list_directory(DIRECTORY)}
         with pytest.raises(UnsupportedFormat if harm == "newer" else CorruptMetadata):

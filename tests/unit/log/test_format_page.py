@@ -8,6 +8,7 @@ from pathlib import Path
 from support.disks.golden_log import BATCHES
 from support.disks.logs import BASE_NS
 
+from liftlog.log.files.erased_file import ErasedEntry
 from liftlog.log.files.leases import Lease
 from liftlog.log.files.manifest import Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.segment.tail import ActiveState
@@ -57,6 +58,6 @@ def test_the_header_is_drawn_as_it_is_packed() -> None:
 
 
 def test_every_field_of_the_checkpoint_files_is_on_the_page() -> None:
-    for cls in (Manifest, SegmentEntry, QuarantinedRange, ActiveState, Lease):
+    for cls in (Manifest, SegmentEntry, QuarantinedRange, ErasedEntry, ActiveState, Lease):
         for name in cls.__slots__:
             assert re.search(rf"[`\[ ]{name}[`,)]", PAGE), name

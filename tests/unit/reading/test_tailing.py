@@ -231,6 +231,7 @@ class Piece:
     """A slice of a file."""
 
     first_offset, next_offset, record_count, position = 5, 9, 4, 2
+    body = None
 
     def __init__(self, fd: int, length: int) -> None:
         self.fd = fd

@@ -4,6 +4,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotSame;
 import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.fasterxml.jackson.databind.JsonNode;
@@ -13,6 +14,7 @@ import java.util.List;
 import liftlog.Golden;
 import liftlog.MemoryFiles;
 import liftlog.records.Bytes;
+import liftlog.records.Failure;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
@@ -96,6 +98,26 @@ class ManifestTest {
         Manifest second = Manifest.read(files, Golden.DIRECTORY, last);
         assertNotSame(first, second);
         assertEquals(3, second.leaderEpoch());
+    }
+
+    /** This reader would show erased records, which only version 2 of the manifest lists. */
+    @Test
+    void aStreamWithErasedRecordsIsRefused() {
+        MemoryFiles files = Golden.stream("data");
+        for (String name : List.of("/manifest", "/manifest.copy")) {
+            String path = Golden.DIRECTORY + name;
+            String body = new String(files.get(path), StandardCharsets.UTF_8)
+                    .replaceFirst("(?s).*?\n", "")
+                    .replace("\"generation\"", "\"erased\":[{\"first_offset\":3}],\"generation\"");
+            byte[] raw = body.getBytes(StandardCharsets.UTF_8);
+            files.put(path, String.format("liftlog manifest 2 crc32c=%08x%n%s",
+                    Bytes.crc32c(raw, 0, raw.length), body)
+                    .getBytes(StandardCharsets.UTF_8));
+        }
+        Failure refused = assertThrows(Failure.class,
+                () -> Manifest.read(files, Golden.DIRECTORY));
+        assertTrue(refused.is(Failure.NEWER_FORMAT));
+        assertTrue(refused.getMessage().contains("version 2"));
     }
 
     @Test
