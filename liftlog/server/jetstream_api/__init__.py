@@ -15,7 +15,7 @@ own_requests   requests that the daemon itself sends over NATS
 
 methods        the table of methods, and a request's parts
 streams        INFO and STREAM.*: describes, creates, changes and deletes streams
-creations      the streams that clients are creating at the moment
+creations      the subjects that streams are about to get
 stream_config  converts JetStream's configuration of a stream to our settings and back
 message_methods  STREAM.MSG.GET and DIRECT.GET: single records, and batches of them
 lookups        finds records by offset, subject and time

@@ -389,11 +389,14 @@ async def _update(request: Request) -> Answer:
         in the meantime."""
         have = config_of(request.stream, present)
         check_unchangeable(have, want)
+        if have["subjects"] != want["subjects"]:
+            _check_neighbours(request, want)
         return changes_from(settings, have, want)
 
     update_stream = request.broker.administration.update_stream
     try:
-        update = await update_stream(request.stream, changes, allow_deletion=True)
+        with request.parts.creations.of(request.stream, want):
+            update = await update_stream(request.stream, changes, allow_deletion=True)
     except (Conflict, NatsRefused) as error:
         raise JetStreamError(500, 10069, str(error)) from None
     return await _described(request, update.info)
