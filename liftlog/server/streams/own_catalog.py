@@ -58,8 +58,16 @@ class OwnCatalog:
 
     async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
         """Wait for the creations that have begun. No other node could lead the streams."""
-        if self._creations:
-            await asyncio.wait(self._creations, timeout=seconds)
+        if not self._creations:
+            return
+        created = asyncio.ensure_future(asyncio.wait(self._creations))
+        hurrying = asyncio.ensure_future(hurry.wait())
+        try:
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait((created, hurrying), timeout=seconds, return_when=first)
+        finally:  # the creations themselves go on
+            created.cancel()
+            hurrying.cancel()
 
     async def leave(self) -> None:
         """Do nothing, because no other node waits for this daemon."""

@@ -103,6 +103,32 @@ async def test_a_creation_whose_caller_is_cancelled_is_completed(tmp_path: Path)
     await broker.close()
 
 
+async def test_a_second_signal_ends_the_wait_for_creations(tmp_path: Path) -> None:
+    fs = MeetingFileSystem(2)
+    running = Running(tmp_path, fs=fs)
+    broker = await running.start()
+    fs.is_on = True
+    creation = asyncio.create_task(broker.create_stream("s", {"subject": "in"}))
+    async with asyncio.timeout(30):
+        while not fs.meeting.n_waiting:
+            await asyncio.sleep(0.001)
+    hurry = asyncio.Event()
+    drain = asyncio.create_task(broker.drain(hurry))
+    await asyncio.sleep(0.01)
+    assert not drain.done()
+    hurry.set()
+    async with asyncio.timeout(10):
+        await drain
+    assert not creation.done()
+    closing = asyncio.create_task(broker.close())
+    fs.meeting.wait(30)
+    await closing
+    assert (await creation).name == "s"
+    again = Running(tmp_path)
+    assert (await again.start()).hosts.keys() == {"s"}
+    await again.broker.close()
+
+
 async def test_eight_logs_are_closed_at_a_time(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
