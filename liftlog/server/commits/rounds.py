@@ -81,6 +81,9 @@ class Round:
         """The parts that the event loop has not ended, except parts that have left."""
         self.is_over = False
         self.timer: asyncio.TimerHandle | None = None
+        self.calls = 0
+        """Number of calls of `sync` that the threads were given."""
+        self.begun_calls = 0
         self._synced = synced
         self._synced_late = synced_late
         self._waiting = deque(parts)
@@ -89,6 +92,8 @@ class Round:
 
     def sync(self) -> None:
         """Sync one part after the other until no part waits. Several threads call this at once."""
+        with self._lock:
+            self.begun_calls += 1
         while True:
             try:
                 part = self._waiting.popleft()
@@ -256,7 +261,8 @@ class Rounds:
         self.begun += 1
         self._begun_at = time.monotonic()
         begun.timer = loop.call_later(STALLED_SECONDS, self.look, begun)
-        self._shared.pool.run_on(len(parts), begun.sync)
+        begun.calls = min(len(parts), self._shared.pool.thread_count)
+        self._shared.pool.run_on(begun.calls, begun.sync)
 
     # --- the end ---
 
@@ -282,15 +288,22 @@ class Rounds:
         if one.parts:
             loop = asyncio.get_running_loop()
             one.timer = loop.call_later(_LOOK_AGAIN_SECONDS, self.look, one)
-            if not self._shared.pool.waiting_jobs and not all(part.began for part in one.parts):
-                # The threads that took the calls of this round may stall with another job.
-                self._shared.pool.run_on(1, one.sync)
+            if not all(part.began for part in one.parts):
+                self._call_again(one)
         self._end(one, synced)
         latest = time.monotonic() - self.most_wait_seconds
         for member in [member for member, since in self._waiting.items() if since < latest]:
             self._shared.inline.stalled()
             self._waiting.pop(member, None)
             member.kick()
+
+    def _call_again(self, one: Round) -> None:
+        """Give the threads one more call of a round, because those that took the others may stall
+        with a job that they took before. A thread holds one such call at most: if there are as many
+        calls as threads that have not begun, another call would not begin either."""
+        if one.calls - one.begun_calls < self._shared.pool.thread_count:
+            one.calls += 1
+            self._shared.pool.run_on(1, one.sync)
 
     def _end(self, one: Round, parts: Sequence[Part]) -> None:
         """End these parts of a round, and the round if it has no other parts. Begin the next

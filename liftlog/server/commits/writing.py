@@ -190,14 +190,17 @@ class WriterPool:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def thread_count(self) -> int:
+        return len(self._threads)
+
     def submit(self, job: CommitJob) -> None:
         self._jobs.put(job)
 
     def run_on(self, threads: int, call: Callable[[], object]) -> None:
-        """Call `call` in this number of threads, or in all threads if there are fewer. A call may
-        begin late or, if all threads are busy, when the others have ended. `call` must not
-        raise."""
-        for _ in range(min(threads, len(self._threads))):
+        """Call `call` in this number of threads, at most `thread_count`. A call may begin late or,
+        if all threads are busy, when the others have ended. `call` must not raise."""
+        for _ in range(threads):
             self._jobs.put(call)
 
     @property

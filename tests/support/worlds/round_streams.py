@@ -37,8 +37,10 @@ class StepPool:
     def submit(self, job: CommitJob) -> None:
         self.work.append(lambda: run_batch([job]))
 
+    thread_count = 4
+
     def run_on(self, threads: int, call: Callable[[], object]) -> None:
-        self.work.extend([call] * min(threads, 4))
+        self.work.extend([call] * threads)
 
     def step(self) -> None:
         if not self.work:

@@ -270,6 +270,28 @@ async def test_an_append_that_stalls_is_not_repeated_in_the_event_loop(
     world.check()
 
 
+async def test_parts_do_not_wait_for_threads_that_stall_with_another_job(
+    made: Callable[..., RoundStreams],
+) -> None:
+    """Two of four threads have taken the calls of the round, and stall with what they took before.
+    The others always have more to do."""
+    world = made(2)
+    numbers = world.publish()
+    hostages = [world.pool.work.popleft() for _ in range(2)]
+    world.pool.work.extend([lambda: None] * 3)
+    async with asyncio.timeout(10):
+        while len(world.pool.work) == 3:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.1)
+    assert len(world.pool.work) == 5, "calls that no thread begins do not become more and more"
+    await world.work()
+    assert world.codes(numbers) == [0] * 2
+    for call in hostages:
+        call()
+    await world.work()
+    world.check()
+
+
 async def test_many_appends_end_a_round_before_they_delay_the_event_loop(
     made: Callable[..., RoundStreams], monkeypatch: pytest.MonkeyPatch
 ) -> None:
