@@ -295,7 +295,14 @@ class World:
 
     def check_times_and_counts(self) -> None:
         log = self.log
-        assert log.view.record_count == len(self.rows)
+        count, start = log.view.record_count, log.log_start_offset
+        # With holes in a segment that the log start has reached, it is an upper bound.
+        is_bound = any(
+            one.base_offset < start < one.next_offset
+            and one.record_count < one.next_offset - one.base_offset
+            for one in log.segments
+        )
+        assert count >= len(self.rows) if is_bound else count == len(self.rows)
         for stamp in {BASE_NS, *(r.timestamp_ns for r in list(self.rows.values())[::17])}:
             at = min((o for o, r in self.rows.items() if r.timestamp_ns >= stamp), default=None)
             assert log.offset_for_timestamp(stamp) == (log.high_watermark if at is None else at)

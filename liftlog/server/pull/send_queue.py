@@ -134,11 +134,10 @@ class SendQueue:
 
     def put_slice(self, piece: LogSlice) -> None:
         """Append a slice. Takes ownership of `piece`, even if the queue is closed."""
-        if self._closed:
+        if self._closed or piece.body is not None:
+            if piece.body is not None:
+                self.put(piece.body)
             piece.release()
-            return
-        if piece.body is not None:
-            self.put(piece.body)
             return
         if not self._items:
             self.progress_at = self._loop.time()

@@ -205,6 +205,7 @@ def read_from_memory(piece: LogSlice) -> Tail | None:
     """Return the bytes of a slice and release the slice. Return None if the bytes are not in the
     page cache, or if the file system cannot report which pages are there."""
     if piece.body is not None:
+        piece.release()
         return Tail(piece.first_offset, piece.next_offset, piece.record_count, piece.body)
     body = bytearray(piece.length)
     try:
