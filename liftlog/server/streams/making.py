@@ -52,7 +52,7 @@ from liftlog.settings.stored import stored_form
 logger = logging.getLogger("liftlog.server")
 
 _DEFAULTS = StreamSettings.model_construct()
-_CREATED_AT_ONCE = 16
+CREATED_AT_ONCE = 16
 """Number of streams whose files are created at the same time. One disk sync serves many of them."""
 _LOADED_AHEAD = 4
 """Number of streams whose files are read at the same time at the start. While one thread waits for
@@ -87,7 +87,7 @@ class StreamMaker:
         self._records = records
         self._now_ns = now_ns
         self._steady_ns = steady_ns
-        self._threads = ThreadPoolExecutor(_CREATED_AT_ONCE, thread_name_prefix="create")
+        self._threads = ThreadPoolExecutor(CREATED_AT_ONCE, thread_name_prefix="create")
         self.lost: set[str] = set()
         """Streams whose directories are missing."""
 

@@ -23,7 +23,7 @@ from liftlog.protocol.replication import ClusterInfo
 from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.metadata.records import StreamRecords
 from liftlog.server.streams.hosted import HostedStreams
-from liftlog.server.streams.making import StreamMaker
+from liftlog.server.streams.making import CREATED_AT_ONCE, StreamMaker
 from liftlog.server.streams.settings import check_same, save_metadata
 from liftlog.settings import Settings, StreamSettings
 
@@ -50,6 +50,7 @@ class OwnCatalog:
         self._records = records
         self._settings = settings
         self._creations: set[asyncio.Task[StreamHost]] = set()
+        self._turns = asyncio.Semaphore(CREATED_AT_ONCE)
 
     # --- from the start to the end ---
 
@@ -186,7 +187,8 @@ class OwnCatalog:
 
     async def _create(self, name: str, settings: StreamSettings) -> StreamHost:
         hosted = self.hosted
-        async with hosted.names.held(name):
+        async with hosted.names.held(name), self._turns:
+            # Only now: a stop does not wait for those that have not begun.
             hosted.check_creatable(name)
             host = hosted.hosts.get(name)
             is_new = host is None

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.daemons.local_broker import Running
 
-from liftlog.errors import Conflict, StorageError, StreamUnavailable
+from liftlog.errors import Conflict, ShuttingDown, StorageError, StreamUnavailable
 from liftlog.log import ActiveState, OsFileSystem
 from liftlog.log.data_dir import CLEAN_NAME, read_states
 from liftlog.log.files.filesystem import FileSystem, OsFile
@@ -127,6 +127,31 @@ async def test_a_second_signal_ends_the_wait_for_creations(tmp_path: Path) -> No
     again = Running(tmp_path)
     assert (await again.start()).hosts.keys() == {"s"}
     await again.broker.close()
+
+
+async def test_a_stop_begins_no_creations_that_wait(tmp_path: Path) -> None:
+    """One connection may send thousands of them, which would delay the stop for minutes."""
+    fs = MeetingFileSystem(17)
+    running = Running(tmp_path, fs=fs)
+    broker = await running.start()
+    fs.is_on = True
+    creations = [
+        asyncio.create_task(broker.create_stream(f"s{number}", {"subject": f"s{number}"}))
+        for number in range(40)
+    ]
+    async with asyncio.timeout(30):
+        while fs.meeting.n_waiting < 16:
+            await asyncio.sleep(0.001)
+    drain = asyncio.create_task(broker.drain())
+    await asyncio.sleep(0.01)
+    fs.is_on = False
+    fs.meeting.wait(30)
+    async with asyncio.timeout(30):
+        results = await asyncio.gather(*creations, return_exceptions=True)
+        await drain
+    refused = [one for one in results if isinstance(one, ShuttingDown)]
+    assert (len(broker.hosts), len(refused)) == (16, 24)
+    await broker.close()
 
 
 async def test_eight_logs_are_closed_at_a_time(
