@@ -18,6 +18,13 @@ NO_INTS: Ints = np.empty(0, np.int64)
 NO_INTS.setflags(write=False)
 
 
+def repeated(value: int, count: int) -> Ints:
+    """Return a column of equal numbers."""
+    column = np.empty(count, np.int64)
+    column.fill(value)
+    return column
+
+
 def is_run(numbers: Ints | Index) -> bool:
     """Return True if rising numbers are contiguous."""
     return len(numbers) == 0 or int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers)

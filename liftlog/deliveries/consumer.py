@@ -24,7 +24,7 @@ from liftlog.deliveries.acks import (
 )
 from liftlog.deliveries.block import NEVER
 from liftlog.deliveries.codec import encode_delta
-from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints
+from liftlog.deliveries.columns import NO_INTS, Bools, Index, Ints, repeated
 from liftlog.deliveries.demand import PullRequest, Pulls, PushWindow, Share
 from liftlog.deliveries.inboxes import UsedInboxes
 from liftlog.deliveries.instructions import (
@@ -153,6 +153,11 @@ class Consumer:
         first = min(demand - len(again), self._room(room))
         return Wants(again, state.next_offset, max(first, 0))
 
+    @property
+    def needs_sizes(self) -> bool:
+        """True if the next deliveries depend on the sizes of the records."""
+        return self.state.settings.is_push or self._pulls.has_byte_limits
+
     # --- deliveries --------------------------------------------------------------
 
     def redeliver(self, asked: Ints, records: Records, num_pending: int, now_ns: int) -> None:
@@ -169,7 +174,9 @@ class Consumer:
             return
         pendings, held = np.full(len(offsets), num_pending), self.state.pending.total
         sizes = records.sizes[places]
-        taken = self._share(offsets, counts, pendings, sizes, now_ns, lambda: _same(counts, held))
+        taken = self._share(
+            offsets, counts, pendings, sizes, now_ns, lambda: repeated(held, len(counts))
+        )
         if taken:
             self._do(changes.Redelivered(offsets[:taken], now_ns))
 
@@ -194,7 +201,7 @@ class Consumer:
             pendings = np.arange(last + count - 1, last - 1, -1)
             if last < 0:
                 pendings = np.maximum(pendings, 0)
-            counts, sizes = _same(offsets, 1), records.sizes[:count]
+            counts, sizes = repeated(1, len(offsets)), records.sizes[:count]
             taken = self._share(
                 offsets, counts, pendings, sizes, now_ns, lambda: held + np.arange(count)
             )
@@ -482,13 +489,6 @@ class Consumer:
     ) -> None:
         columns = offsets[which], sequences[which], counts[which]
         self._instructions.append(Advisory(kind, *columns, reasons))
-
-
-def _same(like: Ints, value: int) -> Ints:
-    """Return a column of one value, as long as `like`."""
-    column = np.empty(len(like), np.int64)
-    column.fill(value)
-    return column
 
 
 def _bounds(numbers: Ints) -> tuple[int, int]:

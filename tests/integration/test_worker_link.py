@@ -230,48 +230,43 @@ async def test_a_pull_can_precede_the_acks_of_its_read(
         assert (link.counters.acks, link.counters.pulls) == (3, 1)
 
 
-async def test_acks_behind_a_pull_wait_for_those_that_follow(
+async def test_acks_behind_a_pull_follow_in_the_next_turn_of_the_loop(
     server: NatsServer, raw: RawNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The answer to the pull is sent in between."""
     monkeypatch.setattr(worker_link, "WAIT_SECONDS", 3600.0)
     async with linked(server) as (link, taken):
         link.urgency = choice = Choice()
         link.lead("s")
         await link.confirm("s")
+        steps = list[str]()
+
+        def note(arrived: Arrived) -> None:
+            steps.append("pull" if arrived.pulls else "acks")
+            asyncio.get_running_loop().call_soon(steps.append, "turn")
+
+        taken.then = note
         pull = pub_frame(NEXT, b"5", reply="_INBOX.pull")
         for number in range(3):
             raw.send(pub_frame(reply_of(number), b"+ACK") + pull)
-            await until(lambda: len(taken.pulls) == number + 1)  # noqa: B023  within the round
-        assert choice.asked == [("s", "c", 1), ("s", "c", 2), ("s", "c", 3)]
-        assert taken.offsets == []
-        choice.first = False
-        raw.send(pub_frame(reply_of(3), b"+ACK") + pull)
-        await until(lambda: taken.offsets)
-        last = taken.arrived[-1]
-        assert ([one.acks.offsets.tolist() for one in last.acks], len(last.pulls)) == (
-            [[0, 1, 2, 3]],
-            1,
-        )
-        choice.first = True
-        raw.send(pub_frame(reply_of(4), b"+ACK") + pull)
-        await until(lambda: len(taken.pulls) == 5)
-        assert taken.offsets == [0, 1, 2, 3]
-        link.finish()
-        assert taken.offsets == [0, 1, 2, 3, 4]
-        assert (link.counters.acks, link.counters.pulls) == (5, 5)
+            await until(lambda: len(taken.offsets) == number + 1)  # noqa: B023  within the round
+        assert choice.asked == 3 * [("s", "c", 1)]
+        assert steps == 3 * ["pull", "turn", "acks", "turn"]
+        assert (link.counters.acks, link.counters.pulls) == (3, 3)
 
 
-async def test_acks_behind_a_pull_do_not_wait_for_others(
-    server: NatsServer, raw: RawNats, monkeypatch: pytest.MonkeyPatch
+async def test_acks_behind_a_pull_are_passed_on_at_the_end(
+    server: NatsServer, raw: RawNats
 ) -> None:
-    monkeypatch.setattr(worker_link, "WAIT_SECONDS", 3600.0)
     async with linked(server) as (link, taken):
-        link.urgency = Choice(waits=False)
+        link.urgency = Choice()
         link.lead("s")
         await link.confirm("s")
+        taken.then = lambda arrived: link.hold() if arrived.pulls else None
         raw.send(pub_frame(reply_of(1), b"+ACK") + pub_frame(NEXT, b"5", reply="_INBOX.pull"))
         await until(lambda: taken.pulls)
-        assert [len(one.pulls) for one in taken.arrived] == [1, 0]
+        assert taken.offsets == []
+        link.finish()
         assert taken.offsets == [1]
 
 

@@ -59,6 +59,36 @@ def shares(lead: Lead) -> dict[bytes, list[int]]:
     return {one.reply: one.offsets.tolist() for one in lead.end_turn() if isinstance(one, Deliver)}
 
 
+def test_pulls_of_one_client_get_messages_in_order() -> None:
+    """The client cannot see which of its pulls a message belongs to."""
+    lead = Lead()
+    for batch in (3, 4, 5):
+        pull(lead, batch, expires=2, heartbeat=1)
+    offer(lead, 5, is_at_end=False)
+    (deliver,) = [one for one in lead.end_turn() if isinstance(one, Deliver)]
+    assert deliver.offsets.tolist() == [0, 1, 2, 3, 4]
+    assert [one.left for one in lead.state.pulls.values()] == [2, 5]
+    lead.advance(0.5)
+    offer(lead, 1, is_at_end=False)
+    lead.sent.clear()
+    lead.advance(0.7)
+    assert lead.sent == [], "the heartbeat is due 1 s after the last message"
+    lead.advance(0.9)
+    left = [with_left(b"408 Request Timeout", number, 0) for number in (1, 5)]
+    found = [one.block() for one in lead.sent if isinstance(one, Status)]
+    assert [one for one in found if b"408" in one] == left
+
+
+def test_pulls_of_several_clients_get_messages_in_turn() -> None:
+    lead = Lead()
+    for reply in (b"a", b"b", b"a"):
+        pull(lead, 3, reply)
+    offer(lead, 6)
+    delivers = [one for one in lead.end_turn() if isinstance(one, Deliver)]
+    found = [(one.reply, one.offsets.tolist()) for one in delivers]
+    assert found == [(b"a", [0, 3]), (b"b", [1, 4]), (b"a", [2, 5])]
+
+
 def test_a_request_above_a_limit_is_refused() -> None:
     limits = {"max_request_batch": 10, "max_request_expires_ns": 90 * SECOND}
     lead = Lead(Settings(max_request_bytes=500, **limits))

@@ -74,6 +74,21 @@ async def test_who_is_due_has_a_turn_not_before() -> None:
         assert early.turns[1] < late.turns[1]
 
 
+async def test_a_turn_that_is_not_urgent_comes_within_some_ms() -> None:
+    async with running() as rounds:
+        someone, other = Someone(), Someone()
+        rounds.ready_later(someone)
+        rounds.ready_later(other)
+        rounds.ready(other)
+        rounds.run()
+        assert (len(someone.turns), len(other.turns)) == (0, 1)
+        await until(someone.turns, 1)
+        await asyncio.sleep(0.02)
+        assert (len(someone.turns), len(other.turns)) == (1, 1), "one turn for both"
+        rounds.ready_later(someone)
+        await until(someone.turns, 2)
+
+
 async def test_an_earlier_time_replaces_a_later_one() -> None:
     async with running() as rounds:
         someone = Someone(5000, 10)

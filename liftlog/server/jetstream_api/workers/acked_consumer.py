@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from acl.policy import Policy
-from liftlog.deliveries.acks import Verdict
 from liftlog.deliveries.consumer import Consumer, Wants
 from liftlog.deliveries.instructions import Ending, Status
 from liftlog.deliveries.settings import PriorityPolicy
@@ -141,13 +140,13 @@ class AckedConsumer:
         held = self.machine.state.pending.total
         verdicts = self.machine.acknowledge(arrived.acks, now)
         self._acked_ns = now if self.machine.state.pending.total < held else self._acked_ns
-        if arrived.replies:
-            pairs = zip(arrived.replies, verdicts.tolist(), strict=True)
-            self._answers += [one for one, verdict in pairs if one and verdict != Verdict.IGNORED]
+        self._answers += arrived.to_answer(verdicts)
         self._tally.arrived(len(arrived.acks))
         if self._tally.is_full:
             self._end_turn({})
-        self._shared.rounds.ready(self)
+        rounds = self._shared.rounds  # usually, the turn of the next pull comes soon
+        is_urgent = arrived.replies or self.machine.waiting or not arrived.acks.is_plain
+        (rounds.ready if is_urgent else rounds.ready_later)(self)
 
     def flow_answered(self, subject: bytes) -> None:
         if self._composer.flow.answered(subject):
@@ -277,6 +276,9 @@ class AckedConsumer:
         if now_ns < self._retry_ns:
             return False
         self._retry_ns = 0
+        if not (self.spec.deliver_subject or self.machine.waiting):
+            self._cursor.is_fresh = False
+            return False
         if not (leaf.connected or self.local.is_waiting):
             return False
         if self._shared.journal.problem is not None:  # deliveries would count, and reach no worker
@@ -379,7 +381,8 @@ class AckedConsumer:
             return {}
         if is_at_end := self._is_at_end:
             cursor.left = len(buffer.rows)
-        scan = buffer.scan(min(wants.first, most), cursor.next_offset, now_ns, is_at_end=is_at_end)
+        first, sizes = min(wants.first, most), self.machine.needs_sizes
+        scan = buffer.scan(first, cursor.next_offset, now_ns, is_at_end=is_at_end, has_sizes=sizes)
         if scan is None:
             return {}
         self.machine.deliver(scan, cursor.left, now_ns, room)
@@ -462,9 +465,8 @@ class AckedConsumer:
         return encode_settings(self.spec, self.local.origin, self._cursor.chosen_end)
 
     def snapshot(self) -> Change:
-        """Return the whole consumer. Acks and pulls may have changed the consumer since its last
-        turn. The delta of these changes is written before the snapshot, so that it is not applied
-        twice."""
+        """Return the whole consumer. The delta of the changes since its last turn is written before
+        the snapshot, so that it is not applied twice."""
         self._end_turn({})
         return Change.snapshot(
             self.key, self.version, self.stored_settings(), encode_snapshot(self.machine.state)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from liftlog.deliveries.acks import MAX_ACKS, Acks, Bytes
+from liftlog.deliveries.acks import MAX_ACKS, Acks, Bytes, Verdict
 from liftlog.deliveries.columns import Ints
 from liftlog.sequencing.run import MessageRun
 from liftlog.server.jetstream_api.workers.ack_bodies import (
@@ -30,6 +30,7 @@ PREFIX = b"$JS.ACK."
 _NUMBERS = 5
 _MAX_DIGITS = 19
 _BEYOND = 2**63 - 1
+_IGNORED = int(Verdict.IGNORED)
 _NUMBER = b"[0-9]{1,%d}" % _MAX_DIGITS
 _LINES = re.compile(rb"(?>(?:%b\n)*)" % rb"\.".join([_NUMBER] * _NUMBERS)).fullmatch
 
@@ -44,6 +45,13 @@ class WorkerAcks(NamedTuple):
     replies: Sequence[bytes]
     """For each ack, the subject on which the client wants an answer, or b"" for none. The list is
     empty if no client wants an answer."""
+
+    def to_answer(self, verdicts: Bytes) -> list[bytes]:
+        """Return the subjects of the answers to send. An ignored ack gets no answer."""
+        if not self.replies:
+            return []
+        pairs = zip(self.replies, verdicts.tolist(), strict=True)
+        return [one for one, verdict in pairs if one and verdict != _IGNORED]
 
 
 class NextPull(NamedTuple):

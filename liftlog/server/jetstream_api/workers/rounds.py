@@ -18,6 +18,8 @@ from typing import Protocol
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _TURN_SECONDS = 0.002
+LATER_SECONDS = 0.005
+"""Maximum time, in seconds, until a consumer gets a turn that is not urgent."""
 _FEW_TIMERS = 64
 
 
@@ -60,6 +62,9 @@ class Rounds:
         """A callback that runs after consumers have had turns."""
         self._clock = clock
         self._ready: deque[Member] = deque()
+        self._later: dict[Member, None] = {}
+        """Consumers whose turns are not urgent."""
+        self._later_alarm: asyncio.TimerHandle | None = None
         self._timers: list[tuple[int, int, Member]] = []
         self._most_timers = _FEW_TIMERS
         self._numbers = itertools.count()
@@ -73,8 +78,9 @@ class Rounds:
 
     def close(self) -> None:
         self._is_running = False
-        if self._alarm is not None:
-            self._alarm.cancel()
+        for alarm in (self._alarm, self._later_alarm):
+            if alarm is not None:
+                alarm.cancel()
 
     def ready(self, member: Member) -> None:
         """Give the consumer a turn soon."""
@@ -82,6 +88,20 @@ class Rounds:
             member.is_ready = True
             self._ready.append(member)
             self._schedule()
+
+    def ready_later(self, member: Member) -> None:
+        """Give the consumer a turn within some milliseconds. Until then, the work of further calls
+        and of `ready` is done in the same turn."""
+        self._later[member] = None
+        if self._later_alarm is None:
+            loop = asyncio.get_running_loop()
+            self._later_alarm = loop.call_later(LATER_SECONDS, self._ring_later)
+
+    def _ring_later(self) -> None:
+        self._later_alarm = None
+        later, self._later = self._later, {}
+        for member in later:
+            self.ready(member)
 
     def run(self) -> None:
         """Give the ready consumers their turns now."""
@@ -109,6 +129,7 @@ class Rounds:
 
     def _give_turn(self, member: Member) -> None:
         member.is_ready = False
+        self._later.pop(member, None)
         try:
             member.step(self._clock.now_ns())
             due = member.due_ns()
