@@ -1,8 +1,11 @@
-"""The header block of a NATS message. It is read-only, and parsed at the first use."""
+"""The header block of a NATS message. It is read-only, and parsed when it is needed: a look-up only
+searches the block."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 # Headers that control how a message is stored: JetStream's names, then our own. Case matters, as in
 # nats-server.
@@ -52,10 +55,14 @@ def first_value(block: bytes, name: bytes) -> bytes | None:
 
     Searches the block and does not parse it, because a publisher chooses the number of lines.
     """
-    start = block.find(b"\r\n" + name + b":")
+    return _value_after(block, _CRLF + name + b":")
+
+
+def _value_after(block: bytes, mark: bytes) -> bytes | None:
+    start = block.find(mark)
     if start < 0:
         return None
-    start += len(name) + 3
+    start += len(mark)
     end = block.find(_CRLF, start)
     return block[start : end if end >= 0 else len(block)].strip(b" \t")
 
@@ -110,22 +117,44 @@ class MessageHeaders(Mapping[str, str]):
 
     def _parsed(self) -> dict[str, str]:
         if self._items is None:
-            self._items = {}
-            if self.raw:
-                for name, value in header_lines(self.raw):
-                    text = name.decode("utf-8", "replace")
-                    self._items.setdefault(text, value.decode("utf-8", "replace"))
+            items: dict[str, str] = {}
+            # Decoding the whole block is faster, and gives the same text as decoding its parts: the
+            # separators are ASCII, so they are never part of another character.
+            for line in self.raw.decode("utf-8", "replace").split("\r\n")[1:]:
+                name, colon, value = line.partition(":")
+                if colon and name and name not in items:
+                    items[name] = value.strip(" \t")
+            self._items = items
         return self._items
 
-    def __getitem__(self, name: str) -> str:
-        items = self._parsed()
+    def _find(self, name: str) -> str | None:
+        items = self._items
+        if items is None:
+            mark = _mark_of(name)
+            value = _value_after(self.raw, mark) if mark else None
+            if value is not None:
+                return value.decode("utf-8", "replace")
+            items = self._parsed()
         if name in items:
             return items[name]
         lowered = name.lower()
-        for found, value in items.items():
+        for found, text in items.items():
             if found.lower() == lowered:
-                return value
-        raise KeyError(name)
+                return text
+        return None
+
+    def __getitem__(self, name: str) -> str:
+        found = self._find(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = self._find(name)
+        return default if found is None else found
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._find(name) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parsed())
@@ -144,3 +173,15 @@ class MessageHeaders(Mapping[str, str]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
+
+
+@lru_cache(maxsize=256)
+def _mark_of(name: str) -> bytes:
+    """Return the bytes at which the line of this name begins, including the end of the line before
+    it; b"" if a search for them could find something else."""
+    if not name or ":" in name or "\r" in name or "\n" in name or "\ufffd" in name:
+        return b""
+    try:
+        return _CRLF + name.encode() + b":"
+    except UnicodeEncodeError:  # a lone surrogate
+        return b""
