@@ -246,7 +246,7 @@ class PullSettings(SettingsModel):
         "together. Beyond the limit the daemon closes the connection that uses the most memory.",
     )
     default_fetch_bytes: Size = Field(
-        default=2**20, description="Maximum size of the answer to a fetch that requests no size."
+        default=2**20, description="Maximum size of the answer to a fetch without a size."
     )
     max_fetch_bytes: Size = Field(
         default=8 * 2**20, description="Largest answer size that a fetch may request."
@@ -257,10 +257,10 @@ class PullSettings(SettingsModel):
         description="Longest time that a fetch may wait for new records.",
     )
     linger_seconds: Duration = Field(
-        default=0.005,
+        default=0.0005,
         alias="linger",
         description="Minimum time between two answers to a consumer that waits at the end of a "
-        "stream. The daemon delivers the first commit after a pause at once.",
+        "stream; longer with many consumers or messages.",
     )
 
 

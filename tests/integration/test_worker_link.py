@@ -114,6 +114,24 @@ def raw(server: NatsServer) -> Iterator[RawNats]:
         yield raw
 
 
+async def test_a_leaf_sends_in_the_order_of_the_calls(server: NatsServer, raw: RawNats) -> None:
+    """Whether a command is put for the end of the turn or sent at once."""
+    target = own_subject(b"order.a")
+    raw.sub("order.a")
+    raw.ping()
+    async with leaf_of(server) as leaf:
+        await until(lambda: leaf.has_interest(b"order.a"))
+        for number in range(0, 30, 3):
+            assert leaf.has_room
+            leaf.put(leaf_message(target, b"", b"", b"%d" % number))
+            leaf.put(leaf_message(target, b"", b"", b"%d" % (number + 1)))
+            await leaf.send(leaf_message(target, b"", b"", b"%d" % (number + 2)))
+        leaf.put(leaf_message(target, b"", b"", b"30"))
+        found = [await asyncio.to_thread(raw.next_message) for _ in range(31)]
+    assert [int(one.payload) for one in found] == list(range(31))
+    assert not leaf.has_room, "there is no connection"
+
+
 async def test_acks_of_one_read_come_before_its_pulls(server: NatsServer, raw: RawNats) -> None:
     async with linked(server) as (link, taken):
         link.lead("s")

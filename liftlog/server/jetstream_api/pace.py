@@ -44,11 +44,16 @@ class Pace:
         """Return True while the caller that has the turn may begin more work."""
         return self._is_open
 
+    @property
+    def is_free(self) -> bool:
+        """True if `turn` would return at once."""
+        return self._is_open and not self._queue and not self._is_handing_on
+
     async def turn(self) -> None:
         """Wait until there is time to begin work. Callers get their turns in the order of their
         calls. Without this order, a caller that has just ended a piece of work could always be the
         first again."""
-        if self._is_open and not self._queue and not self._is_handing_on:
+        if self.is_free:
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append(mine)

@@ -8,6 +8,7 @@ the end of a stream. If a fetch has a filter, a thread examines the records (`fi
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -73,12 +74,11 @@ class FetchQueue:
         self._default_bytes = limits.default_fetch_bytes
         self._max_bytes = limits.wire.max_fetch_bytes
         self._max_wait_ms = limits.wire.max_wait_ms
-        self._linger = limits.linger_seconds
         self._queue: deque[WaitingFetch] = deque()
         self._parked: Callable[[], object] | None = None  # cancels the wait of the first fetch
         self._timer: asyncio.TimerHandle | None = None
         self._job: Future[Any] | None = None  # a thread's work for the first fetch
-        self._tail_answered_at = -self._linger
+        self._tail_answered_at = 0.0  # by `time.monotonic`
         self._looked_at = 0.0  # time of the last scan, for a member of a group
 
     @property
@@ -217,7 +217,7 @@ class FetchQueue:
         high_watermark = view.committed.offset
         # A fetch that does not wait gets slices of the file, not bytes from the group's memory.
         group = self._services.tail_group(stream) if fetch.max_wait_ms else None
-        if group is not None and self._too_soon(waiting, offset < high_watermark):
+        if group is not None and self._too_soon(waiting, stream, offset < high_watermark):
             self._park(waiting, stream, offset)
             return False
         found: LogSlice | Tail | None = None
@@ -246,7 +246,7 @@ class FetchQueue:
             self._park(waiting, stream, max(offset, high_watermark))
             return False
         if next_offset >= high_watermark:
-            self._tail_answered_at = self._loop.time()
+            self._tail_answered_at = time.monotonic()
         if found is None:
             header = header_of(log, offset, next_offset, of_replica=fetch.replica is not None)
             self._answer(waiting, stream, header, None)
@@ -271,7 +271,7 @@ class FetchQueue:
             position = max(offset, waiting.scan_from or 0)
             if waiting.fetch.divides and self._rests(waiting):
                 return False
-            if self._too_soon(waiting, position < log.high_watermark):
+            if self._too_soon(waiting, stream, position < log.high_watermark):
                 self._park(waiting, stream, position)
             elif self._answers.may_encode:
                 self._scan(waiting, log, offset, position)
@@ -286,7 +286,7 @@ class FetchQueue:
             self._park(waiting, stream, next_offset)
             return False
         if scanned.caught_up:
-            self._tail_answered_at = self._loop.time()
+            self._tail_answered_at = time.monotonic()
         first_offset = scanned.first_offset if scanned.record_count else offset
         header = header_of(
             log, offset, next_offset, first_offset, scanned.record_count, scanned.size_bytes, True
@@ -346,14 +346,14 @@ class FetchQueue:
     def _may_wait(self, waiting: WaitingFetch) -> bool:
         return waiting.deadline is not None and self._loop.time() < waiting.deadline
 
-    def _too_soon(self, waiting: WaitingFetch, has_news: bool) -> bool:
-        """Return True if the answer should wait for more records, because the previous answer from
-        the end of the stream was sent less than the linger time ago."""
-        now = self._loop.time()
+    def _too_soon(self, waiting: WaitingFetch, stream: StreamHost, has_news: bool) -> bool:
+        """Return True if the answer should wait for the next round of the stream, because the
+        previous answer from the end of the stream was sent only a moment ago."""
+        now = time.monotonic()
         return (
             has_news
             and not waiting.lingered
-            and now < self._tail_answered_at + self._linger
+            and now < self._tail_answered_at + self._services.tail_group(stream).pause_seconds
             and self._may_wait(waiting)
         )
 

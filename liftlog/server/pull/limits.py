@@ -31,7 +31,7 @@ class PullLimits:
     max_unsent_memory_bytes: int = 256 * MIB
     """Maximum memory on all connections together, of unsent answers and of requests without an
     answer. Above it, the connection that uses most is closed."""
-    linger_seconds: float = 0.005
+    linger_seconds: float = 0.0005
     """Minimum time between two answers to a consumer that waits at the end of a stream."""
     write_stall_seconds: float = 600.0
     """A client is disconnected if it accepts no bytes for this time while bytes are unsent. The

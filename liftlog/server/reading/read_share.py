@@ -119,6 +119,11 @@ class ReadShare:
         """True if the loop's thread runs or waits for a processor most of the time."""
         return self._busy + self._delay > 0.5
 
+    @property
+    def is_flooded(self) -> bool:
+        """True if NATS delivers large chunks, so that many messages arrive together."""
+        return self._chunk_bytes > _LARGE_CHUNK_BYTES * self._chunks
+
     def __enter__(self) -> None:
         self._depth += 1
         if self._depth == 1:
@@ -186,9 +191,8 @@ class ReadShare:
         return passed
 
     def _is_scarce(self) -> bool:
-        return self._chunk_bytes > _LARGE_CHUNK_BYTES * self._chunks and (
-            self._delay > _SHORT_DELAY or self._busy > _SHORT_BUSY
-        )
+        is_short = self._delay > _SHORT_DELAY or self._busy > _SHORT_BUSY
+        return self.is_flooded and is_short
 
     def _resume(self) -> None:
         until = perf_counter() + _RESUME_SECONDS

@@ -2,7 +2,8 @@
 
 At most one round of wake-ups begins per `linger`, even if the stream commits more often. The first
 commit after a quiet time starts a round at once. With many consumers, the pause after a round grows
-with the processor time of the round, so that the event loop has time left for commits.
+with the processor time of the round, so that the event loop has time left for commits. The pause is
+also longer while many messages arrive.
 
 The consumers that one round wakes read up to the same high watermark. Most of these consumers then
 also request the same bytes. So these bytes are read once, and kept for the other consumers.
@@ -14,7 +15,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from liftlog.log import Log, LogSlice
 from liftlog.log.state import ReadView
@@ -27,8 +28,11 @@ from liftlog.server.reading.read_share import ReadShare
 MAX_TAIL_BYTES = 64 * KIB
 _WAKES_PER_TURN = 64
 _KEPT_TAILS = 8
-REST = 4
+REST = 1
 """Length of the pause after a round, as a multiple of the processor time of the round."""
+_FLOOD_LINGERS = 10
+"""Factor for the linger time while many messages arrive together. Each answer then contains many
+records anyway, and fewer answers leave more time for the publishers."""
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
@@ -75,9 +79,14 @@ class TailGroup:
         self._future: asyncio.Future[None] | None = None
         self._future_offset = 0
         self._timer: asyncio.TimerHandle | None = None
+        # By `time.monotonic`, because the clock of uvloop has a resolution of 1 ms.
         self._due = 0.0  # earliest start of the next round
+        self.pause_seconds = linger_seconds
+        """Time between the beginning of the last round and the next round."""
         self._kept: dict[tuple[int, int, int | None], Tail] = {}
         self._kept_of: ReadView | None = None  # the state of the log when they were read
+        self.shared: dict[str, Any] = {}
+        """Objects that the consumers of the group share, by a name that they choose."""
 
     def wait(self, stream: StreamHost, offset: int, wake: Callable[[], None]) -> Waiter:
         """Call `wake` once, at the latest in the next round after the high watermark has passed
@@ -118,16 +127,22 @@ class TailGroup:
         self._future = None
         if not future.cancelled():
             future.exception()  # each consumer checks the reason itself
-        if self._loop.time() >= self._due:
+        left = self._due - time.monotonic()
+        if left <= 0:
             self._begin_round()
         else:
-            self._timer = self._loop.call_at(self._due, self._begin_round)
+            self._timer = self._loop.call_later(left, self._begin_round)
 
     def _begin_round(self) -> None:
         self._timer = None
-        self._due = self._loop.time() + self._linger
+        self.pause_seconds = 0.0
+        self._pause(self._linger * (_FLOOD_LINGERS if self._share.is_flooded else 1))
         woken, self._waiting = list(self._waiting), {}
         self._wake(woken, 0.0)
+
+    def _pause(self, seconds: float) -> None:
+        self.pause_seconds = max(self.pause_seconds, seconds)
+        self._due = max(self._due, time.monotonic() + seconds)
 
     def _wake(self, woken: list[Waiter], seconds: float) -> None:
         """Wake these consumers, some of them in later turns of the loop. `seconds` is the processor
@@ -140,7 +155,7 @@ class TailGroup:
                 if wake is not None:
                     wake()
         seconds += time.thread_time() - began
-        self._due = max(self._due, self._loop.time() + REST * seconds)
+        self._pause(REST * seconds)
         if len(woken) > _WAKES_PER_TURN:
             self._loop.call_soon(self._wake, woken[_WAKES_PER_TURN:], seconds)
 

@@ -15,6 +15,7 @@ What is measured, each with the processes that do it:
 publishing    publisher, pacer                  consuming   consumers
 reading       readers                           cleaning    stored: files without a daemon
 operating     scrapes, reloads, ends            deciding    decisions of the ACL
+following     live delivery, of `over_nats`
 acked_rows    consumers with acks: acked_sides has the servers, acked_workers the clients
 behaviour     floods and idling                 sparking    lake: the data; tuples: without Arrow
 replicating   a new replica                     micro_batches  streaming queries of Spark

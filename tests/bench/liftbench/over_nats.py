@@ -1,6 +1,7 @@
 """Reading over NATS, from liftlog and from JetStream, and over the pull socket: how fast one reader
 gets the records of one stream that is in memory. The readers run in this process, one at a time;
-the servers in theirs. There are no figures to reach: the table says what to use for what."""
+the servers in theirs. There are no figures to reach: the table says what to use for what. A second
+table shows live delivery (`following`)."""
 
 from __future__ import annotations
 
@@ -24,12 +25,14 @@ from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect
 
+from . import following
 from .main import interrupt, scratch_directory
 from .progress import Progress
 
 THEIRS, OURS = "JetStream", "liftlog over NATS"
 _STREAM, _SUBJECT = "read", "read.a"
 _PIECE = 1000
+READING, LIVE = "reading", "live"
 _PATIENCE_SECONDS = 120.0
 
 ORDERED = "nats-py's ordered consumer, {}"
@@ -174,6 +177,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=100_000, help="(default: %(default)s)")
     parser.add_argument("--size", type=int, default=256, help="in bytes (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("--only", choices=(READING, LIVE), help="one of the two tables")
+    parser.add_argument(
+        "--followers", type=int, nargs="+", default=[1, 50], help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=int, default=3, help="of publishing to followers (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--before", type=Path, help="a checkout of the project, whose followers take turns"
+    )
     parser.add_argument("--dir", type=Path, help="where the data go (default: build/)")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     return parser.parse_args(arguments)
@@ -184,9 +197,11 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, interrupt)
     try:
         with scratch_directory(options.dir) as directory:
-            found = measure(options, directory)
+            if options.only != LIVE:
+                show(measure(options, directory))
+            if options.only != READING:
+                following.show(following.measure(options, directory))
     except KeyboardInterrupt:
         print("Interrupted; servers stopped, files removed.", file=sys.stderr)
         return 130
-    show(found)
     return 0

@@ -12,6 +12,7 @@ import pytest
 from support.disks.page_cache import need_nowait
 from support.disks.stored_logs import StoredLog
 
+from liftlog.log.erased import ErasedSet
 from liftlog.server.jetstream_api.consumers.budget import Budget
 from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, Budgets, Cursor
 from liftlog.server.reading.read_share import ReadShare, ThreadUsage
@@ -135,3 +136,65 @@ async def test_damage_is_left_to_a_thread(stored: StoredLog, group: TailGroup) -
         file.write(b"#")
     assert cursor.read_now(group) is None
     assert cursor.next_offset == 1
+
+
+async def test_consumers_share_the_newest_records(stored: StoredLog, group: TailGroup) -> None:
+    """Each batch is read and decoded once, whether the consumers read together or one behind the
+    other."""
+    cursors = [cursor_of(stored) for _ in range(5)]
+    found: list[list[Any]] = [[] for _ in cursors]
+    for number in range(30):
+        stored.append([b"%d" % number])
+        for place, cursor in enumerate(cursors):
+            if number % (place + 1) == 0:
+                rows, caught_up = cast(Any, cursor.read_now(group))
+                assert caught_up
+                found[place] += rows
+    for cursor, rows in zip(cursors, found, strict=True):
+        more = cursor.read_now(group)
+        rows += [] if more is None else more[0]
+        assert [one.value for one in rows] == [b"%d" % number for number in range(30)]
+        assert [id(one) for one in rows] == [id(one) for one in found[0]]
+        assert cursor.left == 30
+
+
+async def test_old_records_are_forgotten_and_none_is_left_out(
+    stored: StoredLog, group: TailGroup
+) -> None:
+    """A consumer that is far behind reads pieces of its own, or those that are still kept."""
+    fast, middle, slow = (cursor_of(stored) for _ in range(3))
+    value, count = b"x" * 4000, 200
+    found: dict[Cursor, list[int]] = {fast: [], middle: [], slow: []}
+    for number in range(count):
+        stored.append([value])
+        for cursor in (fast, middle) if number % 40 == 39 else (fast,):
+            while (piece := cursor.read_now(group)) is not None:
+                found[cursor] += [one.offset for one in piece[0]]
+                assert sum(len(one.value) for one in piece[0]) <= 2 * PIECE_BYTES
+    while (piece := slow.read_now(group)) is not None:
+        found[slow] += [one.offset for one in piece[0]]
+    for offsets in found.values():
+        assert offsets == list(range(1, count + 1))
+
+
+async def test_rows_of_another_history_are_not_shared(stored: StoredLog, group: TailGroup) -> None:
+    cursor, behind = cursor_of(stored), cursor_of(stored)
+    stored.append([b"a", b"b", b"c"])
+    assert cursor.read_now(group) is not None
+    stored.log.truncate_suffix(2, below_high_watermark=True)
+    stored.append([b"B"])
+    rows, _ = cast(Any, behind.read_now(group))
+    assert [(one.offset, one.value) for one in rows][-1][1] == b"B"
+    assert b"b" not in [one.value for one in rows]
+
+
+async def test_erased_rows_are_not_shared(stored: StoredLog, group: TailGroup) -> None:
+    cursor, behind = cursor_of(stored), cursor_of(stored)
+    for value in (b"a", b"b", b"c"):
+        stored.append([value])
+    assert cursor.read_now(group) is not None
+    stored.log.structure.erase(ErasedSet.of_ranges([(2, 3)]))
+    found = []
+    while (piece := behind.read_now(group)) is not None:
+        found += [one.value for one in piece[0]]
+    assert found == [b"a", b"c"]

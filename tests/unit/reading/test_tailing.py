@@ -270,3 +270,17 @@ async def test_only_what_is_whole_short_and_at_the_end_is_kept(tmp_path: Any) ->
         assert group.take(inside, view_of(10), 1, 100, None) is inside
     finally:
         os.close(fd)
+
+
+async def test_a_flood_makes_longer_pauses(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReadShare, "is_flooded", True)
+    loop = asyncio.get_running_loop()
+    group = tail_group(LINGER / 5)
+    began = time.monotonic()
+    group.wait(stream, 1, lambda: None)
+    stream.commit()
+    await turns()
+    again = loop.create_future()
+    group.wait(stream, 1, lambda: again.set_result(time.monotonic()))
+    assert await asyncio.wait_for(again, 10) - began >= 2 * LINGER * 0.99
+    assert group.pause_seconds == pytest.approx(2 * LINGER)

@@ -11,6 +11,8 @@ delivered   composes the messages that carry records, and counts the records
 placing     moves the cursor of a new consumer to its start
 cursor      the position of a consumer in the log
 rows        the records as they are delivered
+recent      the newest records of a stream, which its consumers share
+live        delivers new records to the consumers that wait for them
 deliveries  the subjects that a consumer may deliver to
 leaf        the connection over which consumers deliver
 leaf_frames the protocol of that connection

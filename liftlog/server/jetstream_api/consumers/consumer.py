@@ -27,6 +27,7 @@ from liftlog.server.jetstream_api.consumers.delivered import Delivered
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
 from liftlog.server.jetstream_api.consumers.leaf_frames import leaf_message
+from liftlog.server.jetstream_api.consumers.live import live_rounds, opened
 from liftlog.server.jetstream_api.consumers.pull_body import Pull
 from liftlog.server.jetstream_api.consumers.pull_requests import (
     PullRequest,
@@ -75,12 +76,12 @@ class Consumer:
         self._leaf = leaf
         self._cursor = cursor
         self._to = deliveries
-        self._deliver_subject = spec.deliver_subject.encode()
         self.party = party
         self._pace = pace
         self.is_there = is_there
         self._on_end = on_end
-        self._loop = asyncio.get_running_loop()
+        self._problem = ""
+        """The reason why the consumer ends, if it is found outside of the task."""
         self._created_ns = time.time_ns()
         self._rows: deque[Row] = deque()
         self._caught_up = False
@@ -88,13 +89,14 @@ class Consumer:
         """Number of pieces that may still be read in the event loop. The number is reset when the
         consumer has caught up."""
         self._group = services.live_group(host)
+        self._live = live_rounds(host, services, pace)
         self._reading = asyncio.Lock()
         """A lock, because the cursor accepts one call at a time."""
         self._requests = PullRequests(spec.settings.max_waiting, waiting, deliveries, leaf)
         self._delivered = Delivered(
             host.name, spec.name, cursor.next_offset, headers_only=spec.headers_only
         )
-        self._active_at = self._loop.time()
+        self._active_at = time.monotonic()
         self._news = asyncio.Event()
         self._flow = PushFlow(spec, host.name, window, self._active_at)
         self._task: asyncio.Task[None] | None = None
@@ -106,7 +108,7 @@ class Consumer:
 
     def add(self, reply: bytes, pull: Pull) -> None:
         """Add a request to a pull consumer. The client awaits its messages on `reply`."""
-        self._active_at = self._loop.time()
+        self._active_at = time.monotonic()
         refusal = self._requests.add(PullRequest(reply, pull, self._active_at))
         if refusal:
             self._services.spawn(self._try_send(refusal))
@@ -115,7 +117,7 @@ class Consumer:
 
     def flow_answered(self, subject: bytes) -> None:
         if self._flow.answered(subject):
-            self._active_at = self._loop.time()
+            self._active_at = time.monotonic()
             self._news.set()
 
     def idle_seconds(self) -> float:
@@ -123,7 +125,7 @@ class Consumer:
         result is always 0 for a push consumer, which ends together with its subscriber."""
         if self.spec.deliver_subject or self._requests:
             return 0.0
-        return self._loop.time() - self._active_at
+        return time.monotonic() - self._active_at
 
     def wake(self) -> None:
         self._news.set()
@@ -178,7 +180,7 @@ class Consumer:
             "ts": time_text(now),
         }
         if self.spec.deliver_subject:
-            answer["push_bound"] = self._leaf.has_interest(self._deliver_subject)
+            answer["push_bound"] = self._leaf.has_interest(self._to.subject)
         return answer
 
     # --- its task ---
@@ -200,12 +202,14 @@ class Consumer:
 
     async def _step(self) -> str:
         """Deliver records, or wait. If the consumer ends, returns the reason."""
+        if self._problem:
+            return self._problem
         if not self.is_there():
             await self._say_end(b"409 Leadership Change")
             return "the stream is not led here, or may not be read any more"
         if self.spec.deliver_subject and isinstance(found := self._to.pushes(), Why):
             return f"nothing may be sent to {self.spec.deliver_subject} any more: {found.value}"
-        now = self._loop.time()
+        now = time.monotonic()
         await self._send(self._requests.expire(now))
         self._requests.release_part()
         if self._is_inactive(now):
@@ -214,7 +218,7 @@ class Consumer:
             if not self._rows and not self._caught_up:
                 await self._fill()
             if self._rows:
-                await self._open_share()
+                await opened(self._services.read_share)
                 await self._deliver()
                 return ""
             if not self._caught_up:
@@ -228,11 +232,11 @@ class Consumer:
     def _has_demand(self) -> bool:
         if not self.spec.deliver_subject:
             return bool(self._requests)
-        return self._flow.is_open and self._leaf.has_interest(self._deliver_subject)
+        return self._flow.is_open and self._leaf.has_interest(self._to.subject)
 
     def _is_inactive(self, now: float) -> bool:
         if self.spec.deliver_subject:
-            if self._leaf.has_interest(self._deliver_subject):
+            if self._leaf.has_interest(self._to.subject):
                 self._active_at = now
         elif self._requests:
             self._active_at = now
@@ -242,11 +246,16 @@ class Consumer:
         async with self._reading:
             found = await self._read_now() if self._pieces_now else None
             self._pieces_now = 0 if found is None else self._pieces_now - 1
-            rows, self._caught_up = found or await self._cursor.read()
+            rows, caught_up = found or await self._cursor.read()
             self._cursor.is_fresh &= self._has_demand()
-            self._rows.extend(self._within_payload(rows))
-            if self._caught_up:
-                self._cursor.left = len(self._rows)
+            self._take(rows, caught_up)
+
+    def _take(self, rows: list[Row], caught_up: bool) -> None:
+        """Add records that were read. `rows` is not changed."""
+        self._caught_up = caught_up
+        self._rows.extend(self._within_payload(rows))
+        if caught_up:
+            self._cursor.left = len(self._rows)
 
     def _within_payload(self, rows: list[Row]) -> list[Row]:
         """Leave out rows that are larger than NATS's `max_payload`. Stored records can be larger if
@@ -268,26 +277,13 @@ class Consumer:
 
     async def _read_now(self) -> tuple[list[Row], bool] | None:
         await self._pace.turn()
-        await self._open_share()
+        await opened(self._services.read_share)
         with self._services.read_share:
             return self._cursor.read_now(self._group)
 
-    async def _open_share(self) -> None:
-        """Wait while the event loop has no time for answers, because messages of publishers have
-        priority."""
-        share = self._services.read_share
-        while not share.is_open:
-            opened = asyncio.Event()
-            share.wait(opened.set)
-            try:
-                await opened.wait()
-            finally:
-                share.leave(opened.set)
-
     async def _wait(self, due: float) -> None:
-        waiter = None
         if self._caught_up:
-            waiter = self._group.wait(self.host, self._cursor.next_offset, self._grown)
+            self._live.wait(self._cursor.next_offset, self._grown)
         try:
             async with asyncio.timeout_at(due):
                 await self._news.wait()
@@ -295,16 +291,51 @@ class Consumer:
             pass
         finally:
             self._news.clear()
-            if waiter is not None:
-                self._group.leave(waiter)
+            self._live.leave(self._grown)
 
     def _grown(self) -> None:
         self._caught_up = False
         self._pieces_now = _PIECES_NOW
-        self._news.set()
+        try:
+            if self._may_deliver_now() and self._deliver_now():
+                return
+        except Exception as error:  # the wake-ups of other consumers go on
+            self._problem = "it failed"
+            logger.exception("jetstream-consumer-failed name=%s error=%r", self.spec.name, error)
+        self._news.set()  # the task continues
+
+    def _may_deliver_now(self) -> bool:
+        """Return True if the task waits for records only, and the connection accepts more."""
+        return (
+            not self._news.is_set()
+            and self._leaf.has_room
+            and not self._reading.locked()
+            and self._has_demand()
+            and self.is_there()
+        )
+
+    def _deliver_now(self) -> bool:
+        """Deliver the records that were just written, without a turn of the task, which would take
+        longer than the delivery. Returns False if the task has something to do."""
+        try:
+            found = self._cursor.read_now(self._group)
+        except LiftlogError:
+            return False  # the task meets the error, too
+        if found is None:
+            return False
+        self._take(*found)
+        commands = self._requested() + self._requests.end_no_wait()
+        if commands:
+            self._active_at = time.monotonic()
+            self._leaf.put(commands)
+        is_done = self._caught_up and not self._rows and self._has_demand()
+        self._cursor.is_fresh = is_done
+        if is_done:
+            self._live.wait(self._cursor.next_offset, self._grown)
+        return is_done
 
     def _next_due(self) -> float:
-        now = self._loop.time()
+        now = time.monotonic()
         times = [now + _LONGEST_PAUSE_SECONDS, self._active_at + self.spec.inactive_seconds]
         times += self._flow.due() if self.spec.deliver_subject else self._requests.due()
         # The wait has a minimum, because actions that are due are performed at the next step.
@@ -315,15 +346,17 @@ class Consumer:
     async def _deliver(self) -> None:
         """Send the records that were read and that clients have requested."""
         with self._services.read_share:
-            if self.spec.deliver_subject:
-                commands = self._push()
-            else:
-                commands = self._requests.answer(
-                    self._rows, self._delivered, self._cursor, self._loop.time()
-                )
+            commands = self._requested()
         if self._size_bytes() > PIECE_BYTES:
             self._drop_rows()
         await self._leaf.send(commands)
+
+    def _requested(self) -> bytes:
+        """Take the records that clients have requested, and return the commands that send them."""
+        if self.spec.deliver_subject:
+            return self._push()
+        now = time.monotonic()
+        return self._requests.answer(self._rows, self._delivered, self._cursor, now)
 
     def _size_bytes(self) -> int:
         return sum(len(row.value) + len(row.headers) for row in self._rows)
@@ -344,7 +377,7 @@ class Consumer:
         queues = self._leaf.queues(target)
         commands = self._delivered.commands(target, rows, self._cursor, queues)
         size = sum(map(len, commands))
-        self._flow.delay_heartbeat(self._loop.time())
+        self._flow.delay_heartbeat(time.monotonic())
         question = self._flow.sent(size)
         if question:
             commands.append(self._control(target, question, _FLOW_REQUEST))

@@ -32,6 +32,7 @@ from liftlog.records.columns.batch_columns import decode_columns
 from liftlog.records.columns.selection import OFFSET, SUBJECT, Selection
 from liftlog.records.decode import iter_batches
 from liftlog.server.jetstream_api.consumers.budget import Budget, Part
+from liftlog.server.jetstream_api.consumers.recent import MOST_BYTES, recent_rows
 from liftlog.server.jetstream_api.consumers.rows import Row, rows_in, rows_of
 from liftlog.server.jetstream_api.messages.newest import newest_of
 from liftlog.server.jetstream_api.messages.purges import Purges
@@ -319,6 +320,14 @@ class Cursor:
             return None
         view = self.log.view
         try:
+            if self._is_all and self._keeps_tombstones:
+                shared = recent_rows(group).read(self.log, group, view, self.next_offset)
+                if shared is not None:
+                    rows, end = shared
+                    rows = rows if self._is_fresh else self.without_purged(rows)
+                    self.read_bytes = MOST_BYTES
+                    self._advance(rows, end)
+                    return rows, end >= view.committed.offset
             tail = read_tail(self.log, group, view, self.next_offset, PIECE_BYTES)
             if tail is None or inflated_bytes(tail.body) > PIECE_BYTES:
                 return None

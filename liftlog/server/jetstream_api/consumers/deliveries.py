@@ -27,7 +27,8 @@ class Deliveries:
         self._broker = broker
         self._gate = gate
         self._host = host
-        self._deliver_subject = deliver_subject.encode()
+        self.subject = deliver_subject.encode()
+        """The subject of a push consumer; empty for a pull consumer."""
         self._judged: tuple[Destinations, int, tuple[str, ...] | None] | None = None
         self._pushes: Destination | Why = Why.RESERVED
 
@@ -44,7 +45,7 @@ class Deliveries:
         ):
             self._judged = destinations, version, granted
             source = self._host.settings.subjects
-            self._pushes = destinations.for_pushes(self._deliver_subject, granted, source)
+            self._pushes = destinations.for_pushes(self.subject, granted, source)
         return self._pushes
 
     def pulls(self, reply: bytes) -> Destination | Why:
@@ -57,12 +58,12 @@ class Deliveries:
     def check(self) -> None:
         """Raise JetStreamError if records may not be pushed to the deliver subject."""
         found = self.pushes()
-        if not self._deliver_subject or not isinstance(found, Why):
+        if not self.subject or not isinstance(found, Why):
             return
         if found is Why.RECORDED:
             raise JetStreamError(400, 10081, "consumer deliver subject forms a cycle")
         if found is Why.NOT_GRANTED:
-            shown = self._deliver_subject.decode("utf-8", "replace")
+            shown = self.subject.decode("utf-8", "replace")
             denied = self._gate.delivery_denied(OVER_NATS, self._host.name, shown, peer="nats")
             raise from_liftlog(denied)
         raise JetStreamError(400, 10112, f"invalid push consumer deliver subject: {found.value}")

@@ -71,7 +71,11 @@ class LeafLink:
         self._login = login
         self._id = f"LIFTLOG{secrets.token_hex(12).upper()}"
         self._writer: asyncio.StreamWriter | None = None
+        self._put: list[bytes] = []  # commands of this turn of the event loop
+        self._put_bytes = 0
         self._interest = Interest()
+        self.interest_version = 0
+        """A number that changes whenever a subject gets or loses subscribers."""
         self._change = InterestChange(set(), set())
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
@@ -97,6 +101,7 @@ class LeafLink:
         NatsUnavailable."""
         if not self.connected or self._writer is None:
             raise self._unavailable()
+        self._write_put()
         try:
             self._writer.write(commands)
             await self._writer.drain()
@@ -113,6 +118,28 @@ class LeafLink:
             return False
         writer.write(commands)
         return True
+
+    @property
+    def has_room(self) -> bool:
+        """True if there is a connection, and the server has read most of the earlier data."""
+        writer = self._writer
+        if writer is None or not self.connected:
+            return False
+        return writer.transport.get_write_buffer_size() + self._put_bytes < _UNSENT_BYTES
+
+    def put(self, commands: bytes) -> None:
+        """Send in the next turn of the event loop, with one system call for the commands of all
+        consumers. Only to be called if `has_room`. The commands are lost if the connection ends
+        first."""
+        if not self._put:
+            asyncio.get_running_loop().call_soon(self._write_put)
+        self._put.append(commands)
+        self._put_bytes += len(commands)
+
+    def _write_put(self) -> None:
+        commands, self._put, self._put_bytes = self._put, [], 0
+        if commands and self._writer is not None and self.connected:
+            self._writer.write(b"".join(commands))
 
     def _unavailable(self) -> NatsUnavailable:
         return NatsUnavailable(
@@ -175,7 +202,9 @@ class LeafLink:
     async def _abandon(self) -> None:
         had_interest = self.connected or self._interest.size
         self._ready.clear()
+        self._put, self._put_bytes = [], 0
         self._interest.clear()
+        self.interest_version += 1
         if had_interest:  # not after each attempt to connect, because this wakes all consumers
             self._tell_changed(InterestChange(set(), set(), is_connection=True))
         writer, self._writer = self._writer, None
@@ -232,10 +261,12 @@ class LeafLink:
 
     def interest_added(self, subject: bytes, queue: bytes) -> None:
         self._interest.add(subject, queue)
+        self.interest_version += 1
         self._change.added.add(subject)
 
     def interest_removed(self, subject: bytes, queue: bytes) -> None:
         self._interest.remove(subject, queue)
+        self.interest_version += 1
         self._change.removed.add(subject)
 
     def message(self, subject: bytes) -> None:

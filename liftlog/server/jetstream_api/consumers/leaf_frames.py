@@ -142,9 +142,7 @@ def each_leaf_delivery(
     queues: bytes = b"",
 ) -> list[bytes]:
     """Return the commands of `leaf_deliveries` one by one."""
-    place = _place(target, ack_head, queues)
-    plain = b"LMSG " + place + b" %d\r\n%b\r\n"
-    with_headers = b"HMSG " + place + b" %d %d\r\n%b%b\r\n"
+    plain, with_headers = delivery_forms(target, ack_head, queues)
     parts = []
     for *five, subject, block, body in zip(*numbers, subjects, headers, bodies, strict=True):
         if block:
@@ -153,6 +151,37 @@ def each_leaf_delivery(
         else:
             parts.append(plain % (*five, subject, len(body), body))
     return parts
+
+
+def delivery_forms(
+    target: Destination, ack_head: bytes, queues: bytes = b""
+) -> tuple[bytes, bytes]:
+    """Return the formats of two commands that deliver a record: without headers and with headers.
+
+    The fields of both are the five numbers and the subject of the reply subject. These are followed
+    by the size and the bytes of the body, or by the size of the headers, the size of both, the
+    headers and the body.
+    """
+    place = _place(target, ack_head, queues)
+    return b"LMSG " + place + b" %d\r\n%b\r\n", b"HMSG " + place + b" %d %d\r\n%b%b\r\n"
+
+
+def common_parts(
+    offset: int, timestamp_ns: int, subject: bytes, headers: bytes, body: bytes
+) -> tuple[bytes, bytes, bytes]:
+    """Return the parts of a first delivery that are equal for all consumers.
+
+    The parts are the offset and the timestamp, with dots, and everything that follows the last
+    number of the reply subject. The caller puts its own parts between them: target, `ack_head` and
+    the number of deliveries before the first part, the number of the delivery before the second,
+    and the number of pending messages before the third.
+    """
+    if headers:
+        sizes = b"%d %d" % (len(headers), len(headers) + len(body))
+    else:
+        sizes = b"%d" % len(body)
+    rest = b"@%b %b\r\n%b%b\r\n" % (subject, sizes, headers, body)
+    return b"%d." % offset, b".%d." % timestamp_ns, rest
 
 
 def _place(target: Destination, ack_head: bytes, queues: bytes) -> bytes:

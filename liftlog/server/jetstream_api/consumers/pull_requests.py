@@ -30,12 +30,14 @@ class PullRequest:
 
     __slots__ = (
         "batch", "came_at", "delivered", "expires_at", "heartbeat_at", "heartbeat_seconds",
-        "max_bytes", "no_wait", "reply",
+        "max_bytes", "no_wait", "reply", "wanted_at",
     )  # fmt: skip
 
     def __init__(self, reply: bytes, pull: Pull, now: float) -> None:
         self.reply = reply
         self.came_at = now
+        self.wanted_at = -1
+        """The version of the link's interest at which the reply subject had a subscriber."""
         self.batch = pull.batch
         """Number of messages that may still be sent."""
         self.max_bytes = pull.max_bytes
@@ -164,8 +166,13 @@ class PullRequests:
         return b"".join(commands)
 
     def _is_abandoned(self, request: PullRequest, now: float) -> bool:
-        is_young = now - request.came_at < _GRACE_SECONDS
-        return not is_young and not self._leaf.has_interest(request.reply)
+        version = self._leaf.interest_version
+        if request.wanted_at == version or now - request.came_at < _GRACE_SECONDS:
+            return False
+        if not self._leaf.has_interest(request.reply):
+            return True
+        request.wanted_at = version
+        return False
 
     def _take(self, ends: Callable[[PullRequest], bool]) -> list[PullRequest]:
         """Remove the requests that end, and return them."""

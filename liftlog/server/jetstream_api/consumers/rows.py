@@ -20,13 +20,28 @@ class Row(NamedTuple):
     value: bytes
 
 
+class SharedRow(Row):
+    """A row that several consumers deliver."""
+
+    wire: tuple[bytes, bytes, bytes] | None = None
+    """Parts of the message that are equal for all consumers; see `leaf_frames.common_parts`. None
+    until the first consumer has made them."""
+
+
 def rows_in(body: bytes, *, keeps_tombstones: bool) -> Iterable[Row]:
     for batch in iter_batches(body, verify=False):
         yield from rows_of(batch, None, keeps_tombstones=keeps_tombstones)
 
 
-def rows_of(batch: RecordBatch, wanted: Flags | None, *, keeps_tombstones: bool) -> Iterable[Row]:
-    """Yield the records of a batch for which `wanted` is true; all records if it is None."""
+def rows_of(
+    batch: RecordBatch,
+    wanted: Flags | None,
+    *,
+    keeps_tombstones: bool,
+    kind: type[Row] = Row,
+) -> Iterable[Row]:
+    """Yield the records of a batch for which `wanted` is true; all records if it is None. The rows
+    are objects of `kind`."""
     values = batch.values()
     columns = (
         batch.offsets(),
@@ -36,7 +51,7 @@ def rows_of(batch: RecordBatch, wanted: Flags | None, *, keeps_tombstones: bool)
         [value or b"" for value in values],
     )
     # The constructor of the NamedTuple would take three times as long.
-    rows: Iterable[Row] = map(tuple.__new__, repeat(Row), zip(*columns, strict=True))
+    rows: Iterable[Row] = map(tuple.__new__, repeat(kind), zip(*columns, strict=True))
     if wanted is not None:
         rows = compress(rows, wanted)
     if keeps_tombstones or not batch.has_tombstones:
