@@ -93,6 +93,23 @@ def test_one_node_answers_whoever_is_asked(cluster: Cluster, server: NatsServer)
         assert {one["config"]["name"] for one in asked(raw, "STREAM.LIST")["streams"]} == {"js"}
 
 
+def test_one_of_two_new_streams_gets_a_subject_whichever_nodes_are_asked(
+    cluster: Cluster, server: NatsServer
+) -> None:
+    with RawNats(server.port, timeout=60) as raw:
+        until(lambda: is_created(raw))
+        for turn in range(12):
+            names = {raw.new_reply(): f"twin{turn}{letter}" for letter in "ab"}
+            for reply, name in names.items():
+                config = {"name": name, "subjects": [name, f"shared{turn}.>"], "num_replicas": 1}
+                raw.pub(f"$JS.API.STREAM.CREATE.{name}", json.dumps(config).encode(), reply=reply)
+            answers = [json.loads(raw.next_message().payload) for _ in names]
+            codes = [one.get("error", {}).get("err_code", 0) for one in answers]
+            assert sorted(codes) == [0, 10065], turn
+            (name,) = (one["config"]["name"] for one in answers if "config" in one)
+            assert asked_again(raw, f"STREAM.DELETE.{name}")["success"]
+
+
 def test_no_consumer_pushes_into_a_stream_of_another_node(
     cluster: Cluster, server: NatsServer
 ) -> None:

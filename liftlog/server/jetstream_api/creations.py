@@ -7,6 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from acl.subjects import overlap_any
+from liftlog.errors import LiftlogError
+from liftlog.server.checkpoints import OFFSETS_STREAM
+from liftlog.server.streams.broker import Broker
+
+CREATE = "STREAM.CREATE"
 
 
 class Creations:
@@ -30,3 +35,21 @@ class Creations:
             yield
         finally:
             self._open.remove(one)
+
+
+def creating_node(broker: Broker, method: str, arguments: Sequence[str]) -> str | None:
+    """Return the other node that answers a request to create a stream; None if this node answers
+    it, and for other methods.
+
+    In a cluster, the leader of the checkpoints creates the streams of JetStream's clients. If
+    several nodes created streams at the same moment, none of them would find an overlap. While
+    there is no such leader, or this node cannot reach it, any node creates streams.
+    """
+    catalog = broker.catalog
+    if method != CREATE or catalog.knows(arguments[0]):
+        return None
+    try:
+        node = catalog.answerer(OFFSETS_STREAM)
+    except LiftlogError:
+        return None
+    return node if node is not None and catalog.reaches(node) else None

@@ -37,7 +37,7 @@ from liftlog.server.jetstream_api.answers import (
 )
 from liftlog.server.jetstream_api.consumers.leaf import leaf_link_of
 from liftlog.server.jetstream_api.consumers.table import Consumers
-from liftlog.server.jetstream_api.creations import Creations
+from liftlog.server.jetstream_api.creations import Creations, creating_node
 from liftlog.server.jetstream_api.fields import MAX_REQUEST_BYTES
 from liftlog.server.jetstream_api.held_pulls import LOOK_SECONDS, HeldPulls
 from liftlog.server.jetstream_api.immediate import MAX_UNSENT_BYTES, ImmediateAnswers
@@ -433,6 +433,9 @@ class JetStreamApi:
                 await self._pass_on(node, subject, reply, payload)
                 return None
             await self._take_over(catalog, arguments[0])
+        elif not is_passed_on and (node := creating_node(self._broker, method.name, arguments)):
+            await self._pass_on(node, subject, reply, payload)
+            return None
         request = Request(self._parts, arguments, reply, payload, arrived)
         if method.at_leader:
             request.check_exists()

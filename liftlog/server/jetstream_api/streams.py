@@ -42,6 +42,7 @@ from liftlog.server.jetstream_api.answers import (
     unavailable,
 )
 from liftlog.server.jetstream_api.config_fields import with_levels
+from liftlog.server.jetstream_api.creations import CREATE
 from liftlog.server.jetstream_api.fields import flag, text, whole
 from liftlog.server.jetstream_api.lookups import (
     MAX_HOLES,
@@ -297,7 +298,7 @@ def _readable_names(request: Request, subject: str) -> list[str]:
 # --- creating, changing, deleting ---
 
 
-@answers("STREAM.CREATE", "stream_create", arguments=(1, 1))
+@answers(CREATE, "stream_create", arguments=(1, 1))
 async def _create(request: Request) -> Answer:
     settings = _wanted(request)
     request.authorize("create", subjects=settings["subject"])
