@@ -37,9 +37,6 @@ logger = logging.getLogger("liftlog.server.stream")
 
 _MOST_OUT = 3
 _LOOK_AGAIN_SECONDS = 0.01
-_MOST_APPENDING_SECONDS = 2 * STALLED_SECONDS
-"""When the event loop has appended for this time, the other streams of the round commit in threads,
-although no single append has stalled. 64 groups of 12 small messages take 3 ms."""
 
 
 class RoundResources(CommitResources, Protocol):
@@ -149,6 +146,10 @@ class Rounds:
         self.most_bytes = 4 * 1024 * 1024
         """Maximum size, in bytes, of the groups of a round. The event loop needs 3 ms to 8 ms to
         append this many bytes."""
+        self.most_append_seconds = 2 * STALLED_SECONDS
+        """When the event loop has appended for this time, the other streams of the round commit in
+        threads, although no single append has stalled. 64 groups of 12 small messages take 3
+        ms."""
         self.most_wait_seconds = 0.5
         """A stream that has waited longer than this for a round commits alone. So a stream that
         cannot commit always has a job, by which others notice that its disk stalls."""
@@ -241,7 +242,7 @@ class Rounds:
                     else:
                         parts.append(part)
                     seconds = time.perf_counter() - began
-                    is_late = member.commits.stalls or seconds > _MOST_APPENDING_SECONDS
+                    is_late = member.commits.stalls or seconds > self.most_append_seconds
                 if parts:
                     self._sync(parts)
         finally:

@@ -297,6 +297,7 @@ async def test_many_appends_end_a_round_before_they_delay_the_event_loop(
 ) -> None:
     """No append stalls, but 64 of them would take more than a second. Threads write the others."""
     world = made(64)
+    world.intake.rounds.most_append_seconds = 2 * STALLED_SECONDS
     on_loop = 0
 
     def slow(log: Log, batches: Any) -> None:
