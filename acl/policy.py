@@ -121,7 +121,9 @@ class Policy:
         ]
         for role in self.roles_of(ANONYMOUS):
             for rule in self._roles[role]:
-                changing = sorted(rule.operations & {"create", "delete", "admin", "replicate"})
+                changing = sorted(
+                    rule.operations & {"create", "delete", "admin", "erase", "replicate"}
+                )
                 if changing:
                     what = ", ".join(changing)
                     found.append(f"clients that did not authenticate may {what} by {rule}")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-Operation = Literal["create", "delete", "read", "commit", "work", "admin", "replicate"]
+Operation = Literal["create", "delete", "read", "commit", "work", "admin", "erase", "replicate"]
 OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 
 IN_WORDS: Final[Mapping[Operation, str]] = {
@@ -23,6 +23,7 @@ IN_WORDS: Final[Mapping[Operation, str]] = {
     "commit": "commit checkpoints of",
     "work": "use consumers with acks of",
     "admin": "administer",
+    "erase": "erase records of",
     "replicate": "replicate",
 }
 """Each operation as a verb for sentences such as "ops may administer stream 'orders'"."""

@@ -34,6 +34,7 @@ _SECTIONS = {
         ),
         "tail": ("cli.consuming.consume:tail", "Print the last records of STREAM."),
         "get": ("cli.consuming.get:get", "Print the record of STREAM at OFFSET."),
+        "erase": ("cli.erase:erase", "Erase records of STREAM, permanently."),
         "import": (
             "cli.imports.import_records:import_commands",
             "Copy messages from JetStream or elsewhere into a stream.",

@@ -15,7 +15,13 @@ from liftlog.client.reading.read_options import (
     start_fields,
 )
 from liftlog.errors import InvalidArgument, ProtocolViolation, StreamUnavailable
-from liftlog.protocol.administration import RenewLease, TruncateStream, UpdateStream
+from liftlog.protocol.administration import (
+    MAX_ERASED_RANGES,
+    EraseRecords,
+    RenewLease,
+    TruncateStream,
+    UpdateStream,
+)
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import CreateStream, Fetch, FetchHeader, Message
@@ -55,6 +61,23 @@ def truncate_request(name: str, offset: int, incarnation: str | None) -> Truncat
     if not isinstance(offset, int) or offset < 0:
         raise InvalidArgument(f"{offset!r} is not an offset")
     return TruncateStream(name, offset, incarnation)
+
+
+def erase_request(
+    name: str,
+    ranges: Sequence[tuple[int, int]],
+    reason: str,
+    dry_run: bool,
+    incarnation: str | None,
+) -> EraseRecords:
+    borders = [border for pair in ranges for border in pair]
+    if not all(isinstance(one, int) and one >= 0 for one in borders) or not borders:
+        raise InvalidArgument(f"{list(ranges)!r} are not ranges of offsets")
+    if len(ranges) > MAX_ERASED_RANGES:
+        raise InvalidArgument(
+            f"{len(ranges)} ranges are more than the {MAX_ERASED_RANGES} of one request"
+        )
+    return EraseRecords(name, borders, reason, dry_run, incarnation)
 
 
 def milliseconds(seconds: float) -> int:

@@ -46,17 +46,24 @@ class Selection(NamedTuple):
     unreadable: tuple[tuple[int, int], ...]
 
 
-def select(state: LogState, wanted: ErasedSet, view: ReadView | None = None) -> Selection:
+class Chosen(NamedTuple):
+    """A selection, and the view in which it was made."""
+
+    view: ReadView
+    selection: Selection
+
+
+def choose(state: LogState, wanted: ErasedSet) -> Chosen:
     """Find the committed records among the offsets `wanted`. Reads the headers of their batches,
     and the offsets of batches with holes. Raises StorageError, UnsupportedFormat."""
     with storage_errors(f"selecting records of {state.name}"):
         while True:
-            chosen = state.view if view is None else view
+            view = state.view
             try:
-                return _select(state, chosen, wanted)
+                return Chosen(view, _select(state, view, wanted))
             except FileNotFoundError:
                 # The file may have been removed after this function took the view.
-                if view is not None or chosen.segments is state.view.segments:
+                if view.segments is state.view.segments:
                     raise
 
 
@@ -153,26 +160,30 @@ def _offsets_at(file: File, position: int, length: int) -> ErasedSet:
     return ErasedSet.of_offsets(np.array(batch.offsets(), np.int64))
 
 
-def erase(state: LogState, wanted: ErasedSet) -> Selection:
+def erase(state: LogState, wanted: ErasedSet, chosen: Chosen | None = None) -> Selection:
     """Hide the committed records among the offsets `wanted`; durable on return, and no read that
-    begins afterwards shows them.
+    begins afterwards shows them. `chosen` may be an earlier selection of these offsets.
 
     Returns what it has erased. Records that cannot be read are not erased. Raises LimitExceeded if
     the offsets are too many and too scattered, StorageError, DiskFull, UnsupportedFormat; after an
     error the view is unchanged, and after a stop all of them are erased or none.
     """
-    for number in range(_TRIES):
-        view = state.view
-        found = select(state, wanted) if number < _TRIES - 1 else None
+    if chosen is None:
+        chosen = choose(state, wanted)
+    for _ in range(_TRIES):
         with state.lock, storage_errors(f"erasing records of {state.name}"):
-            if found is None:
-                found = select(state, wanted, state.view)
-            elif not _same_records(view, state.view):
-                continue  # a rewrite may have removed some of the records
-            if found.offsets:
-                _add(state, found.offsets)
-            return found
-    raise AssertionError("the last try always returns")
+            if _same_records(chosen.view, state.view):
+                return _hide(state, chosen.selection)
+        # A rewrite may have removed some of the records.
+        chosen = choose(state, wanted)
+    with state.lock, storage_errors(f"erasing records of {state.name}"):
+        return _hide(state, choose(state, wanted).selection)
+
+
+def _hide(state: LogState, found: Selection) -> Selection:
+    if found.offsets:
+        _add(state, found.offsets)
+    return found
 
 
 def _same_records(before: ReadView, now: ReadView) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from liftlog.errors import SegmentsChanged
 from liftlog.log.erased import ErasedSet, clip
-from liftlog.log.erasing import Selection, after_swap, erase, select
+from liftlog.log.erasing import Chosen, Selection, after_swap, choose, erase
 from liftlog.log.files.filesystem import storage_errors
 from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry, epochs_from
 from liftlog.log.segment.derived import files_of
@@ -243,21 +243,22 @@ class LogStructure:
                 for one in files_of(path):
                     state.environment.pool.remove(one)
 
-    def select(self, wanted: ErasedSet) -> Selection:
+    def select(self, wanted: ErasedSet) -> Chosen:
         """Return the committed records among these offsets that are not erased yet. Reads batch
         headers. Raises StorageError, UnsupportedFormat."""
-        return select(self._state, wanted)
+        return choose(self._state, wanted)
 
-    def erase(self, wanted: ErasedSet) -> Selection:
+    def erase(self, wanted: ErasedSet, chosen: Chosen | None = None) -> Selection:
         """Hide the committed records among these offsets, and return them.
 
         Durable on return: no read that begins afterwards shows one of them, also after a kill or a
         power cut. Their bytes stay until a rewrite. Records that cannot be read are not erased; the
-        answer names their ranges. Takes as long as reading the headers of the batches. Raises
+        answer names their ranges. Takes as long as reading the headers of the batches, unless
+        `chosen` is the result of `select` for the same offsets and still right. Raises
         LimitExceeded, StorageError, DiskFull, UnsupportedFormat; after an error nothing is hidden,
         but a start may find that all of it is.
         """
-        return erase(self._state, wanted)
+        return erase(self._state, wanted, chosen)
 
     def quarantine(self, file_name: str, ranges: Sequence[QuarantinedRange]) -> None:
         """Record damaged ranges of a segment; readers skip them from now on. Durable on return.

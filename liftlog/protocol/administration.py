@@ -15,6 +15,7 @@ from liftlog.protocol.wire import wire as key
 
 _MAX_LEASES = 1000
 MAX_EXTENTS = 4096
+MAX_ERASED_RANGES = 4096
 
 
 # --- requests -------------------------------------------------------------------
@@ -68,6 +69,27 @@ class TruncateStream(Message):
         """True if the incarnation is given. Without an incarnation, the name might belong to
         another stream at the time of the repetition."""
         return self.incarnation is not None
+
+
+class EraseRecords(Message):
+    """Hides the records in some ranges of offsets from all readers. `borders` are the first offset
+    and the end of each range. With `dry_run`, only counts them."""
+
+    KIND: ClassVar[str] = "erase"
+    stream: str = key("s", NAME)
+    borders: list[int] = key("o", array_of(uint(), 2 * MAX_ERASED_RANGES))
+    reason: str = key("r", LABEL, default="")
+    dry_run: bool = key("d", BOOL, default=False)
+    incarnation: str | None = key("x", LABEL, default=None)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """True for a dry run. The repetition of an erasure would count no record."""
+        return self.dry_run
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        return list(zip(self.borders[::2], self.borders[1::2], strict=False))
 
 
 class AcquireLease(Message):
@@ -191,6 +213,21 @@ class ExtentsAnswer(Message):
         return [StreamExtent(first, following, size) for (first, following), size in pairs]
 
 
+class Erased(Message):
+    """Answer to erase. `count` is the number of records that are hidden now, or would be hidden.
+    `unreadable` are the borders of ranges whose records cannot be read: these are not erased."""
+
+    KIND: ClassVar[str] = "erased"
+    count: int = key("c", uint())
+    erasure_id: str = key("e", LABEL, default="")
+    dry_run: bool = key("d", BOOL, default=False)
+    unreadable: list[int] = key("u", array_of(uint(), 2 * MAX_ERASED_RANGES), default_factory=list)
+
+    @property
+    def unreadable_ranges(self) -> list[tuple[int, int]]:
+        return list(zip(self.unreadable[::2], self.unreadable[1::2], strict=False))
+
+
 class DaemonAnswer(Message):
     """Answer to metadata."""
 
@@ -240,6 +277,7 @@ REQUESTS: tuple[type[Message], ...] = (
     ResumeStream,
     SetReadOnly,
     TruncateStream,
+    EraseRecords,
     AcquireLease,
     RenewLease,
     ReleaseLease,
@@ -254,5 +292,6 @@ ANSWERS: tuple[type[Message], ...] = (
     LeaseAnswer,
     LeasesAnswer,
     ExtentsAnswer,
+    Erased,
     DaemonAnswer,
 )

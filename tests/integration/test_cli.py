@@ -72,6 +72,35 @@ def test_wrong_settings_are_listed_all_at_once(liftlog: Cli) -> None:
     assert liftlog("stream", "info", "x").exit_code == ExitCode.NOT_FOUND
 
 
+def test_erase(liftlog: Cli, stream: str) -> None:
+    for number in range(1, 8):
+        liftlog.ok("pub", f"{stream}.a", f"secret {number}")
+    asked = liftlog("erase", stream, "--offset", "2", "--offset", "5-6", stdin=b"n\n")
+    assert asked.exit_code == ExitCode.USAGE  # nobody is there to be asked
+    tried = liftlog.ok("erase", stream, "--offset", "2", "--offset", "5-6", "--dry-run")
+    assert f"3 records of {stream} would be erased" in tried
+    arguments = (
+        "erase",
+        stream,
+        "--offset",
+        "2",
+        "--offset",
+        "5-6",
+        "--reason",
+        "request 17",
+        "--yes",
+    )
+    assert f"3 records of {stream} erased (" in liftlog.ok(*arguments)
+    assert f"0 records of {stream} erased" in liftlog.ok(*arguments)
+    left = [
+        one["offset"] for one in liftlog.objects("consume", stream, "--from", "1", "--until-end")
+    ]
+    assert left == [1, 3, 4, 7]
+    assert liftlog("get", stream, "5").exit_code == ExitCode.NOT_FOUND
+    for bad in ("x", "5-3", "-1", "1-"):
+        assert liftlog("erase", stream, "--offset", bad, "-y").exit_code == ExitCode.USAGE
+
+
 @pytest.mark.parametrize("name", ["../x", "a b", "_offsets", "x" * 129, "ü"])
 def test_names_that_are_none(liftlog: Cli, name: str) -> None:
     result = liftlog("stream", "create", name, "--subject", "a")

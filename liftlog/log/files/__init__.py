@@ -5,6 +5,7 @@ unreadable          reads around pages that the disk cannot return
 checkpoint_file     the form of all small files that are replaced as a whole
 manifest            the file that lists a stream's segments: the commit point of every change
 erased_file         the files with the offsets of erased records
+erasures            the list of a stream's erasures
 acked_end           the file that stores the end of the acked records
 leases              the file of a stream's leases
 lock                the lock of a data directory

@@ -207,9 +207,14 @@ def without_rows(batch: RecordBatch, offsets: Offsets) -> RecordBatch:
     """
     header = batch.header
     columns = decode_columns(batch)
-    keep = np.isin(columns.offsets, offsets, assume_unique=True, invert=True)
-    if keep.all():
+    keep = np.ones(len(columns), np.bool_)
+    places = np.searchsorted(columns.offsets, offsets)
+    found = places < len(keep)
+    places = places[found]
+    places = places[columns.offsets[places] == offsets[found]]
+    if not len(places):
         return batch
+    keep[places] = False
     codec = codec_of(header)
     raw: bytearray | memoryview
     if keep.any():

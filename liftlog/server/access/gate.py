@@ -15,11 +15,11 @@ from liftlog.server.access.audit import Audit
 Key = TypeVar("Key")
 Kept = TypeVar("Kept")
 
-_CHANGES = frozenset({"create", "delete"})
+_CHANGES = frozenset({"create", "delete", "erase"})
 _MAX_KEPT = 4096
 _MAX_SHOWN = 80
 
-PRIVILEGED = frozenset({"create", "delete", "admin"})
+PRIVILEGED = frozenset({"create", "delete", "admin", "erase"})
 """Operations that are audited even if they are allowed."""
 
 

@@ -28,7 +28,12 @@ from liftlog.server.cleaning.compaction import (
     why_idle,
 )
 from liftlog.server.cleaning.jobs import JobRunner
-from liftlog.server.cleaning.next_segments import ScrubSchedule, SmallBatches, Unsketched
+from liftlog.server.cleaning.next_segments import (
+    ScrubSchedule,
+    SmallBatches,
+    Unsketched,
+    erased_job,
+)
 from liftlog.server.cleaning.pace import IdleWatch, Seen
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
 from liftlog.server.cleaning.state import StreamCleaning
@@ -218,7 +223,8 @@ class Cleaner:
         for host in self._due():
             await self._work(host, "compact", self._compact(host, on_demand=False))
             await self._serve_requests()
-        more = await self._rebatch_some()
+        more = await self._remove_erased()
+        more |= await self._rebatch_some()
         if self._settings.sketches:
             more |= await self._sketch_some()
         if self._scrubs is not None:
@@ -372,7 +378,25 @@ class Cleaner:
         if on_demand:
             state.finished = wanted
 
-    # --- re-batching and scrubbing ---
+    # --- erased records, re-batching and scrubbing ---
+
+    async def _remove_erased(self) -> bool:
+        """Rewrite segments without their erased records, for about as long as the pause between
+        rounds; return True if work remains. Does nothing while the clock is not trusted, because
+        message ids would seem old."""
+        end = time.monotonic() + self._settings.interval_seconds
+        for host in list(self._hosts.values()) if self._clock_is_trusted() else ():
+            while self._may_work_on(host):
+                job = erased_job(host.log, host.settings, self._now_ns())
+                if job is None:
+                    break
+                if time.monotonic() > end:
+                    return True
+                await self._work(
+                    host, "rebatch", self._jobs.rebatch(host, self.state_of(host), job)
+                )
+                await self._serve_requests()
+        return False
 
     async def _rebatch_some(self) -> bool:
         """Re-batch for about as long as the pause between rounds; return True if work remains."""

@@ -1,7 +1,10 @@
-"""Chooses the sealed segments that are re-batched, sketched and indexed by subject, or verified
-next.
+"""Chooses the sealed segments that are rewritten without erased records, re-batched, sketched and
+indexed by subject, or verified next.
 
 Re-batching examines each segment once, to find segments with many small batches.
+
+A segment is rewritten without its erased records when half of them are erased, or when its file is
+a day old in this process. So erasures that arrive one by one cause one rewrite a day.
 
 Scrubbing verifies each segment again after an interval. A round visits all segments of a stream
 from the oldest to the newest; the next round begins one interval after the beginning of this round.
@@ -20,12 +23,13 @@ from pathlib import Path
 from liftlog.log import FileSystem, Log
 from liftlog.log.files.checkpoint_file import read_dispensable_file, write_checkpoint_file
 from liftlog.log.files.manifest import QuarantinedRange
-from liftlog.log.read.ages import newest_times_of
+from liftlog.log.read.ages import listed_times_of, newest_times_of
 from liftlog.log.rewrite import RebatchJob, ScrubJob, SketchJob, needs_rebatch
 from liftlog.log.segment.segment import Segment
 from liftlog.log.segment.sketch import is_sketched
 from liftlog.log.segment.subject_index import is_indexed
 from liftlog.server.cleaning.compaction import compaction_of, damaged_files
+from liftlog.server.commits.configs import window_ns
 from liftlog.settings import StreamSettings
 
 _LOOK_AT_ONCE = 64
@@ -33,6 +37,8 @@ SKETCHED_BYTES = 1024 * 1024
 """Segments below this size, in bytes, get neither a sketch nor a subject index, because reading a
 whole small segment is fast."""
 _SECOND_NS = 1_000_000_000
+_REMOVE_WITHIN_NS = 24 * 3600 * _SECOND_NS
+"""Time after which a segment is rewritten although few of its records are erased: one day."""
 
 
 class SmallBatches:
@@ -101,6 +107,38 @@ class SmallBatches:
         """Examine a segment again later, because its job failed."""
         self._judged.discard(file_name)
         self._all_judged = ()
+
+
+def erased_job(log: Log, settings: StreamSettings, now_ns: int) -> RebatchJob | None:
+    """Return a job that removes the bytes of erased records from one sealed segment; None if no
+    removal is due. A segment with message ids that may still recognise duplicates waits: its ids
+    are rebuilt from its records. Costs nothing for a stream without erased records."""
+    view = log.view
+    erased = view.erased
+    if erased is None or log.config.replicated:
+        return None
+    segments, damaged = view.segments, damaged_files(log)
+    since_ns = now_ns - window_ns(settings)
+    newest = newest_times_of(log.environment, segments, now_ns)
+    listed = listed_times_of(log.environment, segments, now_ns)
+    for segment, newest_ns, listed_ns in zip(segments, newest, listed, strict=True):
+        first, end = segment.base_offset, segment.next_offset
+        count = erased.count_in(first, end)
+        if not (count and segment.sealed) or newest_ns >= since_ns or end > log.high_watermark:
+            continue
+        if not segment.listed_since_ns:  # sealed in this process, and not rewritten since
+            listed_ns = newest_ns
+        is_due = 2 * count >= segment.record_count or now_ns - listed_ns >= _REMOVE_WITHIN_NS
+        if is_due and segment.path.name not in damaged:
+            return RebatchJob(
+                str(log.directory),
+                segment.entry(),
+                compression=settings.compression,
+                epochs=view.manifest.epochs,
+                incarnation=log.incarnation,
+                erased=erased.within(first, end).to_plain(),
+            )
+    return None
 
 
 class Unsketched:

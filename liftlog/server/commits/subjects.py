@@ -23,6 +23,7 @@ from typing import Any
 from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.log import Log
 from liftlog.log.files.checkpoint_file import read_dispensable_file, write_checkpoint_file
+from liftlog.log.state import ReadView
 from liftlog.records import Place, RecordBatch, decode_batch, parse_header
 from liftlog.sequencing import Sequencer
 from liftlog.sequencing.subject_sequences import SubjectScan, SubjectSequences, deletes_subject
@@ -87,7 +88,7 @@ def scan_subjects(
                 break
             with found:
                 place = Place(found.first_offset, found.next_offset)
-                reached = _learn(found.pread(), offset, end, place, scan)
+                reached = _learn(found.pread(), offset, end, place, scan, log.view)
             if reached < min(found.next_offset, end) and reached != examined:
                 offset = examined = reached
                 quarantine_damage(log, offset, found.next_offset)
@@ -119,9 +120,11 @@ def _end_of_segment(log: Log, offset: int, end: int) -> int:
     return min([stop for stop in ends if stop > offset], default=end)
 
 
-def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -> int:
-    """Add the records in [offset, end) of the batches in `raw`; returns the offset to continue at.
-    Stops at a damaged or misplaced batch."""
+def _learn(
+    raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan, view: ReadView
+) -> int:
+    """Add the records in [offset, end) of the batches in `raw`, without those that `view` hides;
+    returns the offset to continue at. Stops at a damaged or misplaced batch."""
     reached, position = offset, 0
     while position < len(raw) and reached < end:
         try:
@@ -131,6 +134,10 @@ def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -
             subjects, offsets = batch.raw_subjects(), batch.offsets()
             if scan.tombstones_delete and batch.has_tombstones:
                 subjects, offsets = _without_deleted(batch)
+            if view.erased is not None:
+                left = [i for i, one in enumerate(offsets) if not view.hides(abs(one))]
+                subjects = [subjects[i] for i in left]
+                offsets = [offsets[i] for i in left]
             scan.add(subjects, offsets)
         except CorruptBatch:
             break

@@ -104,6 +104,8 @@ class Lookup:
         """Return the last record on the subjects of a pattern."""
         while (known := self._known_last(pattern)) is not None:
             found = await self.stored(known) if known else None
+            if found is None and known and self._log.view.hides(known):
+                break  # an older record of the subject may be the last one now
             if found is not None or known == self._known_last(pattern):
                 return found
         span = Span(self._shown.first_offset, self._log.high_watermark)
@@ -169,7 +171,8 @@ class Lookup:
         log = self._log
         if end >= log.high_watermark and all(self._known_last(one) is not None for one in patterns):
             known = {self._known_last(one) or 0 for one in patterns}
-            return sorted(one for one in known if one and one >= first)
+            if not any(log.view.hides(one) for one in known):
+                return sorted(one for one in known if one and one >= first)
         last = await self._newest(patterns, end, count=1, most=64 * MAX_RESULTS)
         return sorted(one for one in last.offsets() if one >= first)
 

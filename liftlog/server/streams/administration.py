@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,10 +23,12 @@ from liftlog.errors import (
     ShuttingDown,
     StreamUnavailable,
 )
-from liftlog.protocol.administration import StreamUpdate
+from liftlog.log.files.erasures import Erasure
+from liftlog.protocol.administration import MAX_ERASED_RANGES, Erased, EraseRecords, StreamUpdate
 from liftlog.protocol.described import Removal, StreamInfo
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.catalog import Catalog
+from liftlog.server.streams.erasing import erase_listed, wanted_offsets
 from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.leases import LeaseKeeping
 from liftlog.server.streams.retention import (
@@ -253,6 +256,46 @@ class Administration:
                 freed,
             )
         return self._hosted.describe(host)
+
+    async def erase(self, message: EraseRecords, *, principal: str) -> Erased:
+        """Hide the records of some ranges from every reader. On return the erasure is durable, and
+        no read that begins afterwards shows one of the records, also after a kill or a power cut.
+        Their bytes stay until a rewrite of their segments.
+
+        Raises Conflict for a stream that cannot erase records yet, InvalidArgument for wrong
+        ranges, StaleIncarnation, LimitExceeded if the offsets are too many and too scattered. After
+        an error, nothing is hidden, but after a restart all of it may be.
+        """
+        host = self._changeable(message.stream)
+        check_incarnation(host.name, host.log.incarnation, message.incarnation)
+        wanted = wanted_offsets(host, message.borders)
+        structure = host.log.structure
+        chosen = await asyncio.to_thread(structure.select, wanted)
+        found, erasure_id = chosen.selection, ""
+        if found.offsets and not message.dry_run:
+            erasure_id = secrets.token_hex(8)
+            one = Erasure(
+                erasure_id,
+                self._now_ns(),
+                principal,
+                message.reason,
+                len(found.offsets),
+                tuple(message.ranges),
+            )
+            found = await host.exclusively(
+                lambda: erase_listed(host.log, wanted, chosen, one), reserve=self._hosted.reserve
+            )
+            host.subjects.request()
+            logger.info(
+                "records-erased stream=%s id=%s records=%d principal=%s reason=%r",
+                host.name,
+                erasure_id,
+                len(found.offsets),
+                principal or "-",
+                message.reason,
+            )
+        borders = [border for pair in found.unreadable[:MAX_ERASED_RANGES] for border in pair]
+        return Erased(len(found.offsets), erasure_id, message.dry_run, borders)
 
     # --- questions ---
 

@@ -12,9 +12,15 @@ from support.disks.logs import BASE_NS, SMALL, FakeClock, encode, environment
 from support.worlds.replica_scenarios import REPLICA
 
 from liftlog.log import Log, OsFileSystem
+from liftlog.log.erased import ErasedSet
 from liftlog.log.files.checkpoint_file import read_dispensable_file
 from liftlog.log.rewrite import apply_rebatch, rebatch
-from liftlog.server.cleaning.next_segments import SCRUB_NAME, ScrubSchedule, SmallBatches
+from liftlog.server.cleaning.next_segments import (
+    SCRUB_NAME,
+    ScrubSchedule,
+    SmallBatches,
+    erased_job,
+)
 from liftlog.settings import StreamSettings
 
 HOUR_NS = 3600 * 10**9
@@ -132,3 +138,28 @@ def test_a_replica_is_rebatched_up_to_its_high_watermark(tmp_path: Path, committ
     )
     log.close()
     log.environment.pool.close()
+
+
+def remove_erased(log: Log, now_ns: int) -> list[int]:
+    """Do what is due; return where the rewritten segments begin."""
+    done: list[int] = []
+    while job := erased_job(log, AT_ONCE, now_ns):
+        apply_rebatch(log, rebatch(job, log.environment.fs), erased=job.erased)
+        done.append(job.source.base_offset)
+    return done
+
+
+def test_bytes_of_erased_records_are_removed_when_that_is_worth_it(log: Log) -> None:
+    later, clock = BASE_NS + HOUR_NS, log.environment.clock
+    assert isinstance(clock, FakeClock)
+    assert erased_job(log, AT_ONCE, later) is None
+    log.structure.erase(ErasedSet.of_ranges([(1, 6), (15, 16), (21, 31), (31, 41)]))
+    assert erased_job(log, AT_ONCE, BASE_NS) is None, "its message ids still count"
+    clock.now = later
+    assert remove_erased(log, later) == [1, 21]
+    assert log.view.erased == ErasedSet.of_ranges([(15, 16), (31, 41)])
+    clock.now += 25 * HOUR_NS
+    assert remove_erased(log, clock.now) == [11]
+    assert log.view.erased == ErasedSet.of_ranges([(31, 41)]), "of the active segment"
+    assert [segment.record_count for segment in log.segments] == [5, 9, 0, 10]
+    assert remove_erased(log, clock.now) == []

@@ -41,6 +41,7 @@ EXAMPLES: list[Message] = [
     a.ResumeStream("orders"),
     a.SetReadOnly("orders", True),
     a.TruncateStream("orders", 5, "0f1e"),
+    a.EraseRecords("orders", [5, 6, 900, 1000], "request 17", True, "0f1e"),
     a.AcquireLease("orders", "earliest", 60_000, "export"),
     a.RenewLease("orders", "1d", 60_000, 9),
     a.ReleaseLease("orders", "1d"),
@@ -51,6 +52,7 @@ EXAMPLES: list[Message] = [
     a.Updated({"name": "orders"}, [DIFFERENCE], Removal(5, 4, 1, 400, ["max"]).to_wire(), True),
     a.LeaseAnswer(LEASE.to_wire()),
     a.LeasesAnswer([LEASE.to_wire()]),
+    a.Erased(17, "0f1e", False, [5, 9]),
     a.ExtentsAnswer([1, 9, 81], [4000, 300]),
     a.DaemonAnswer(DAEMON.to_wire()),
 ]

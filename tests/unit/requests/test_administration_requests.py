@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,18 @@ from acl.tokens import hash_token
 from liftlog.client import StreamUpdate, connect, connect_sync
 from liftlog.client.aio.calls import Calls
 from liftlog.client.blocking.calls import SyncCalls
-from liftlog.errors import Conflict, Forbidden, InvalidArgument, LeaseGone, OffsetOutOfRange
+from liftlog.errors import (
+    Conflict,
+    Forbidden,
+    InvalidArgument,
+    LeaseGone,
+    OffsetOutOfRange,
+    StaleIncarnation,
+    StreamNotFound,
+    StreamUnavailable,
+)
+from liftlog.log import erasing
+from liftlog.log.files.erasures import read_erasures
 from liftlog.protocol import administration as messages
 from liftlog.protocol import workers
 from liftlog.protocol.consumer_states import FetchConsumers
@@ -110,6 +124,57 @@ async def test_truncate(call: Caller) -> None:
             await call("truncate_prefix", "s", bad)
 
 
+async def test_erase(call: Caller, running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    log = running.broker.hosts["s"].log
+    tried = await call("erase", "s", [(2, 4), (9, 99)], dry_run=True)
+    assert (tried.count, tried.dry_run, tried.erasure_id) == (4, True, "")
+    assert log.view.erased is None
+    with caplog.at_level(logging.INFO, "liftlog.server"):
+        done = await call("erase", "s", [(2, 4), (9, 99)], reason="request 17")
+    assert (done.count, done.dry_run, done.unreadable_ranges) == (4, False, [])
+    assert "records-erased stream=s" in caplog.text
+    assert "request 17" in caplog.text
+    assert log.view.record_count == 6
+    assert (await call("describe_stream", "s")).record_count == 6
+    again = await call("erase", "s", [(2, 4)])
+    assert (again.count, again.erasure_id) == (0, "")
+    (listed,) = read_erasures(log.environment.fs, log.directory)
+    assert (listed.erasure_id, listed.count, listed.reason) == (done.erasure_id, 4, "request 17")
+    assert listed.ranges == ((2, 4), (9, 99))
+    for bad in ([], [(4, 4)], [(5, 3)], [(-1, 3)], [("1", 3)]):
+        with pytest.raises(InvalidArgument):
+            await call("erase", "s", bad)
+    with pytest.raises(StaleIncarnation):
+        await call("erase", "s", [(5, 6)], incarnation="another")
+    with pytest.raises(StreamNotFound):
+        await call("erase", "t", [(5, 6)])
+
+
+async def test_what_cannot_erase_says_so(call: Caller, running: Running) -> None:
+    host = running.broker.hosts["s"]
+    host.log.config = replace(host.log.config, replicated=True)
+    with pytest.raises(Conflict, match="replicas"):
+        await call("erase", "s", [(2, 4)])
+    host.log.config = replace(host.log.config, replicated=False)
+    assert (await call("erase", "s", [(2, 4)])).count == 2
+
+
+async def test_an_erasure_that_fails_hides_nothing(
+    call: Caller, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = running.broker.hosts["s"].log
+
+    def fail(*about: Any) -> None:
+        raise OSError(errno.EIO, "injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(erasing, "write_erased_file", fail)
+        with pytest.raises(StreamUnavailable):
+            await call("erase", "s", [(2, 4)])
+    assert log.view.erased is None
+    assert (await call("erase", "s", [(2, 4)])).count == 2
+
+
 async def test_leases(call: Caller) -> None:
     lease = await call("acquire_lease", "s", ttl=30, holder="me")
     assert (lease.low, lease.high, lease.holder) == (1, 11, "me")
@@ -164,7 +229,7 @@ principals:
   owner: {{token_hash: "{hash_token(SECRET[::-1])}"}}
 roles:
   look: [{{allow: [read], streams: ["s"]}}]
-  own: [{{allow: [read, admin], streams: ["s"]}}]
+  own: [{{allow: [read, admin, erase], streams: ["s"]}}]
 bindings:
   reader: [look]
   owner: [own]
@@ -176,6 +241,7 @@ NEEDS_ADMIN: list[tuple[str, tuple[Any, ...]]] = [
     ("resume_stream", ()),
     ("set_read_only", ()),
     ("truncate_prefix", (5,)),
+    ("erase", ([(1, 3)],)),
 ]
 
 
@@ -186,6 +252,7 @@ def test_every_request_is_answered_behind_the_gate() -> None:
     assert operations == {
         **dict.fromkeys(admin, "admin"),
         **dict.fromkeys(read, "read"),
+        "erase": "erase",
         "streamsfor": None,
         "metadata": None,
     }

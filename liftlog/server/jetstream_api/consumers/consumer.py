@@ -35,7 +35,7 @@ from liftlog.server.jetstream_api.consumers.pull_requests import (
     status_block,
 )
 from liftlog.server.jetstream_api.consumers.push_flow import PushFlow
-from liftlog.server.jetstream_api.consumers.rows import Row
+from liftlog.server.jetstream_api.consumers.rows import Row, without_erased
 from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.pull.services import PullServices
 
@@ -219,6 +219,7 @@ class Consumer:
                 await self._fill()
             if self._rows:
                 await opened(self._services.read_share)
+                self._drop_erased()
                 await self._deliver()
                 return ""
             if not self._caught_up:
@@ -256,6 +257,13 @@ class Consumer:
         self._rows.extend(self._within_payload(rows))
         if caught_up:
             self._cursor.left = len(self._rows)
+
+    def _drop_erased(self) -> None:
+        """Drop the rows that were erased after they had been read."""
+        if self.host.log.view.erased is not None:
+            left = without_erased(self._rows, self.host.log.view)
+            self._cursor.left = max(self._cursor.left - len(self._rows) + len(left), 0)
+            self._rows = deque(left)
 
     def _within_payload(self, rows: list[Row]) -> list[Row]:
         """Leave out rows that are larger than NATS's `max_payload`. Stored records can be larger if

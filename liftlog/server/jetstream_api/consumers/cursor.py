@@ -33,7 +33,7 @@ from liftlog.records.columns.selection import OFFSET, SUBJECT, Selection
 from liftlog.records.decode import iter_batches
 from liftlog.server.jetstream_api.consumers.budget import Budget, Part
 from liftlog.server.jetstream_api.consumers.recent import MOST_BYTES, recent_rows
-from liftlog.server.jetstream_api.consumers.rows import Row, rows_in, rows_of
+from liftlog.server.jetstream_api.consumers.rows import Row, rows_in, rows_of, without_erased
 from liftlog.server.jetstream_api.messages.newest import newest_of
 from liftlog.server.jetstream_api.messages.purges import Purges
 from liftlog.server.jetstream_api.messages.shown import Shown
@@ -86,6 +86,7 @@ class Cursor:
         self._shown = shown
         self._purges = purges
         self._seen_version = -1
+        self._seen_erased = shown.host.log.view.erased
         self._is_fresh = False
         self.is_stale = False
         """True if `left` may contain records that were removed since they were counted."""
@@ -217,7 +218,10 @@ class Cursor:
             await self._purges.read(first, self._run)
 
     def sees_new_purges(self) -> bool:
-        """Return True, once, if there are purges that earlier reads may not have left out."""
+        """Return True, once, if earlier reads may contain records that were purged or erased."""
+        if (erased := self.log.view.erased) is not self._seen_erased:
+            self._seen_erased, self.is_stale = erased, True
+            return True
         if self._purges is None or self._purges.version == self._seen_version:
             return False
         self._seen_version, self.is_stale = self._purges.version, True
@@ -244,10 +248,11 @@ class Cursor:
             self._seen_version = -1
 
     def without_purged(self, rows: Iterable[Row]) -> list[Row]:
-        """Leave out the records that were purged, as far as the purges are known."""
-        purges = self._purges
+        """Leave out the records that were erased, and those that were purged as far as the purges
+        are known."""
+        purges, rows = self._purges, without_erased(rows, self.log.view)
         if purges is None or purges.is_empty:
-            return list(rows)
+            return rows
         return [row for row in rows if not purges.hides(row.subject, row.offset)]
 
     async def _newest(self, count: int, end: int) -> array[int]:
@@ -291,7 +296,7 @@ class Cursor:
         scanned = await self._scan(Scan(at, stop, PIECE_BYTES, self._selection), take)
         is_fresh = self._is_fresh
         await self.read_purges(at)
-        rows = rows if is_fresh else self.without_purged(rows)
+        rows = without_erased(rows, self.log.view) if is_fresh else self.without_purged(rows)
         end = max(scanned.next_offset, at)
         if stop is not None:
             end = min(end, stop)  # a piece may extend past the stop only if nothing is chosen

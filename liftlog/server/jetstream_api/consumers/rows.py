@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import compress, repeat
 from typing import NamedTuple
 
+from liftlog.log.state import ReadView
 from liftlog.records.columns.column_set import Flags
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.server.jetstream_api.answers import without_statuses
@@ -58,3 +59,10 @@ def rows_of(
         return rows
     kept = [value is not None for value in values]
     return compress(rows, kept if wanted is None else compress(kept, wanted))
+
+
+def without_erased(rows: Iterable[Row], view: ReadView) -> list[Row]:
+    """Leave out the records that were erased after they had been read."""
+    if view.erased is None:
+        return list(rows)
+    return [row for row in rows if not view.hides(row.offset)]

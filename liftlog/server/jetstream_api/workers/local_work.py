@@ -32,6 +32,7 @@ from liftlog.errors import (
     NotReady,
     ShuttingDown,
 )
+from liftlog.log.erased import ErasedSet
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.consumers.door import Asked, Body, Delivery, Told
 from liftlog.server.jetstream_api.consumers.cursor import Cursor
@@ -74,11 +75,13 @@ class Found(Enum):
 
 
 class Piece(NamedTuple):
-    """A piece of the log, its source, and the epoch of the log at the time of the read."""
+    """A piece of the log, its source, and the epoch and the erased records of the log at the time
+    of the read."""
 
     start: int
     content: pieces.Piece
     epoch: int
+    erased: ErasedSet | None
 
 
 class LocalWork:
@@ -245,6 +248,7 @@ class LocalWork:
         if (
             piece is None
             or piece.epoch != log.leader_epoch
+            or piece.erased is not log.view.erased
             or not piece.start <= start < piece.content.next_offset
         ):
             if start >= log.high_watermark:
@@ -252,10 +256,11 @@ class LocalWork:
                 return Found.AT_END
             if start == self._damaged_at:
                 return Found.NEEDS_ROWS  # the thread skips the damage, and reports it
+            erased = log.view.erased
             content = pieces.read_now(log, start, self._waiting[0].max_bytes)
             if content is None or content.is_coarse(self.most):
                 return Found.NEEDS_THREAD
-            piece = self._piece = Piece(start, content, log.leader_epoch)
+            piece = self._piece = Piece(start, content, log.leader_epoch, erased)
         content = piece.content
         cursor.passed(content.offsets[content.offsets.searchsorted(start) :], content.next_offset)
         records = content.records(start, wants.first)
@@ -280,13 +285,14 @@ class LocalWork:
         threads = self._services.scanners.of("(workers)", self.identity)
         asked = self._waiting[0]
         log, epoch = self._host.log, self._host.log.leader_epoch
+        erased = log.view.erased
         content = await asyncio.wrap_future(
             threads.submit(pieces.read, log, start, asked.max_bytes, asked.most)
         )
         if content is None:
             self._damaged_at = start
         else:
-            self._piece = Piece(start, content, epoch)
+            self._piece = Piece(start, content, epoch, erased)
 
     def carry_out(
         self, instructions: Sequence[Instruction], machine: Consumer, position: int

@@ -12,7 +12,7 @@ import numpy as np
 
 from liftlog.deliveries.columns import NO_INTS, Ints
 from liftlog.deliveries.records import Records
-from liftlog.errors import CorruptBatch, CorruptRange, OffsetOutOfRange
+from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, OffsetOutOfRange
 from liftlog.log import Log, LogSlice
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.columns.batch_columns import decode_columns, encode_columns
@@ -170,7 +170,7 @@ def read_now(log: Log, offset: int, max_bytes: int) -> Piece | None:
             found.release()
             return None
         return Piece(tail.body, tail.first_offset, tail.next_offset)
-    except (CorruptBatch, CorruptRange, OffsetOutOfRange):
+    except (CorruptBatch, CorruptMetadata, CorruptRange, OffsetOutOfRange):
         return None
 
 
@@ -184,7 +184,7 @@ def read(log: Log, offset: int, max_bytes: int, most: int) -> Piece | None:
             return None
         piece = Piece(_bytes_of(found), found.first_offset, found.next_offset)
         return piece.cut(most, offset) if piece.is_coarse(most) else piece
-    except (CorruptBatch, CorruptRange, OffsetOutOfRange):
+    except (CorruptBatch, CorruptMetadata, CorruptRange, OffsetOutOfRange):
         return None
 
 
