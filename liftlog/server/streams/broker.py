@@ -310,14 +310,14 @@ class Broker:
         """Detach a stream, commit and ack the messages that have arrived, and remove its files.
 
         The call also deletes a stream that could not be opened. If the files cannot be removed, the
-        stream is shown as failed and can be deleted again.
+        stream is shown as failed and can be deleted again. The deletion continues if the caller is
+        cancelled.
         """
         if not is_stream_name(name):
             raise Forbidden(
                 f"stream {name} belongs to the daemon", hint="system streams cannot be deleted"
             )
-        async with self.hosted.changes:
-            await self.catalog.delete(name)
+        await self.catalog.delete(name)
 
     async def compact_stream(self, name: str) -> StreamInfo:
         """Request a compaction pass as soon as possible. Returns a description that shows the

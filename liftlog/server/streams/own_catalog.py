@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
+from typing import Any, TypeVar
 
 from liftlog.errors import (
     Conflict,
     LiftlogError,
     NatsRefused,
+    ShuttingDown,
     StreamNotFound,
     StreamUnavailable,
 )
@@ -28,6 +30,8 @@ from liftlog.server.streams.settings import check_same, save_metadata
 from liftlog.settings import Settings, StreamSettings
 
 logger = logging.getLogger("liftlog.server")
+
+_T = TypeVar("_T")
 
 
 class OwnCatalog:
@@ -49,7 +53,7 @@ class OwnCatalog:
         self._maker = maker
         self._records = records
         self._settings = settings
-        self._creations: set[asyncio.Task[StreamHost]] = set()
+        self._changes: set[asyncio.Task[Any]] = set()
         self._turns = asyncio.Semaphore(CREATED_AT_ONCE)
 
     # --- from the start to the end ---
@@ -58,16 +62,17 @@ class OwnCatalog:
         await self._maker.open_all(assume_yes=assume_yes, is_stopping=is_stopping)
 
     async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
-        """Wait for the creations that have begun. No other node could lead the streams."""
-        if not self._creations:
+        """Wait for the creations and deletions that have begun. No other node could lead the
+        streams."""
+        if not self._changes:
             return
-        created = asyncio.ensure_future(asyncio.wait(self._creations))
+        changed = asyncio.ensure_future(asyncio.wait(self._changes))
         hurrying = asyncio.ensure_future(hurry.wait())
         try:
             first = asyncio.FIRST_COMPLETED
-            await asyncio.wait((created, hurrying), timeout=seconds, return_when=first)
-        finally:  # the creations themselves go on
-            created.cancel()
+            await asyncio.wait((changed, hurrying), timeout=seconds, return_when=first)
+        finally:  # the creations and deletions themselves go on
+            changed.cancel()
             hurrying.cancel()
 
     async def leave(self) -> None:
@@ -174,16 +179,19 @@ class OwnCatalog:
         return host
 
     async def create(self, name: str, settings: StreamSettings) -> StreamHost:
-        # The creation continues if the caller is cancelled, because its thread does.
-        creation = asyncio.create_task(self._create(name, settings), name=f"create-{name}")
-        self._creations.add(creation)
-        creation.add_done_callback(self._created)
-        return await asyncio.shield(creation)
+        return await self._complete(self._create(name, settings), f"create-{name}")
 
-    def _created(self, creation: asyncio.Task[StreamHost]) -> None:
-        self._creations.discard(creation)
-        if not creation.cancelled():
-            creation.exception()  # its caller may have been cancelled
+    async def _complete(self, change: Coroutine[Any, Any, _T], name: str) -> _T:
+        """Make a change that continues if the caller is cancelled, because its thread does."""
+        task = asyncio.create_task(change, name=name)
+        self._changes.add(task)
+        task.add_done_callback(self._completed)
+        return await asyncio.shield(task)
+
+    def _completed(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may have been cancelled
 
     async def _create(self, name: str, settings: StreamSettings) -> StreamHost:
         hosted = self.hosted
@@ -247,7 +255,12 @@ class OwnCatalog:
         The call also deletes a stream that could not be opened. If its files cannot be removed, the
         stream is shown as failed and can be deleted again.
         """
-        async with self.hosted.names.held(name):
+        await self._complete(self._delete(name), f"delete-{name}")
+
+    async def _delete(self, name: str) -> None:
+        async with self.hosted.changes, self.hosted.names.held(name):
+            if self.hosted.closing:
+                raise ShuttingDown("the daemon is stopping")
             host = None if name in self.hosted.broken else self.hosted.find(name)
             self.check_deletable(name)
             await self.hosted.remove(name, host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,9 @@ def _find(name: str) -> None:
 
 def lone_catalog(streams: Mapping[str, Any]) -> OwnCatalog:
     """Of a daemon on its own. It answers questions about `streams`, and changes nothing."""
-    hosted: Any = SimpleNamespace(hosts=streams, broken={}, find=_find, names=Names())
+    hosted: Any = SimpleNamespace(
+        hosts=streams, broken={}, find=_find, names=Names(), changes=asyncio.Lock(), closing=False
+    )
     nothing: Any = None
     return OwnCatalog(hosted, nothing, nothing, nothing)
 

@@ -262,3 +262,42 @@ async def test_a_log_that_cannot_be_closed_leaves_no_other_open(
         await broker.close()
     assert sorted(closed) == names
     running.data_dir.close(None)
+
+
+class SlowRemoval(OsFileSystem):
+    """Removals of directories wait for the test."""
+
+    def __init__(self) -> None:
+        self.is_there, self.may_go_on = threading.Event(), threading.Event()
+
+    def remove_directory(self, path: Path) -> None:
+        self.is_there.set()
+        assert self.may_go_on.wait(60)
+        super().remove_directory(path)
+
+
+async def test_a_deletion_whose_caller_is_cancelled_is_completed(tmp_path: Path) -> None:
+    """Otherwise the daemon would show a failed stream, and not be ready."""
+    fs = SlowRemoval()
+    running = Running(tmp_path, fs=fs)
+    broker = await running.start()
+    await broker.create_stream("s", {"subject": "in"})
+    await broker.create_stream("later", {"subject": "later"})
+    deletion = asyncio.create_task(broker.delete_stream("s"))
+    assert await asyncio.to_thread(fs.is_there.wait, 30)
+    later = asyncio.create_task(broker.delete_stream("later"))
+    await asyncio.sleep(0)
+    deletion.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await deletion
+    drain = asyncio.create_task(broker.drain())
+    await asyncio.sleep(0)
+    fs.may_go_on.set()
+    await drain  # a stop waits for it, and begins no other one
+    with pytest.raises(ShuttingDown):
+        await later
+    assert broker.failed_streams() == []
+    await broker.close()
+    again = Running(tmp_path)
+    assert (await again.start()).hosts.keys() == {"later"}
+    await again.broker.close()
