@@ -103,6 +103,28 @@ async def test_a_purged_message_is_not_delivered_again(world: World) -> None:
     assert sorted(delivered(world)[2:]) == [2, 4], "the purged one makes room"
 
 
+async def test_a_purged_message_that_a_worker_has_is_no_longer_pending(world: World) -> None:
+    """As in JetStream."""
+    await store(world, "in.a", "in.b", "in.a")
+    consumer = await world.create("c", max_ack_pending=3)
+    pull(consumer, 3)
+    await until(lambda: delivered(world) == [1, 2, 3])
+    await purge(world, "in.a")
+    assert await pending(consumer) == (0, 1)
+    assert consumer.machine.state.pending.offsets().tolist() == [2]
+
+
+async def test_a_purge_makes_room_for_the_next_pull(world: World) -> None:
+    await store(world, "in.a", "in.a")
+    consumer = await world.create("c", max_ack_pending=2, ack_wait=HOUR_NS)
+    pull(consumer, 2)
+    await until(lambda: delivered(world) == [1, 2])
+    await store(world, "in.b")
+    await purge(world, "in.a")
+    pull(consumer, expires_ns=HOUR_NS)
+    await until(lambda: delivered(world)[2:] == [3])
+
+
 async def test_a_pull_that_does_not_wait_ends_when_only_purged_messages_are_left(
     world: World,
 ) -> None:

@@ -50,8 +50,7 @@ _MOST = 500
 _PUSH_BYTES = 1024 * 1024
 _FULL_NS = 5_000_000
 _FAILED_NS = 1_000_000_000
-"""Time, in ns, until the next attempt after a failed read, or while the journal cannot be
-written."""
+"""Pause, in ns, after a failed read, and while the journal cannot be written."""
 
 
 class AckedConsumer:
@@ -132,8 +131,7 @@ class AckedConsumer:
         self.changes.after_written(0, self._composer.status(Status(reply, words)))
 
     def acknowledge(self, arrived: WorkerAcks) -> None:
-        """Apply acks at once. The sender of an ack that requests an answer gets it when the changes
-        are synced."""
+        """Apply acks at once. Requested answers are sent when the changes are synced."""
         now = self._active_ns = self._shared.clock.now_ns()
         if self.spec.sample_percent:
             publish_samples(self._shared.advisories, self, arrived, now)
@@ -230,6 +228,8 @@ class AckedConsumer:
         if (beat := self._composer.heartbeat(machine.state, now_ns)) and not self.changes.is_full:
             self.changes.after_written(self._position, beat)
         self._end_turn(self._serve(now_ns) if self._has_demand(now_ns) else {})
+        if self._buffer.must_look(machine):
+            self._begin(self._buffer.drop_purged(self._cursor, machine))
         seconds = self.spec.inactive_seconds
         if seconds and now_ns - self.active_ns() >= seconds * 1e9:
             self._active_ns = now_ns  # a failed deletion is tried again
@@ -479,7 +479,7 @@ class AckedConsumer:
     def count_again(self) -> None:
         """Begin to count the waiting messages, unless the number is exact."""
         if not self._cursor.is_counted:
-            self._begin(self._buffer.count(self._cursor, self.machine.state))
+            self._begin(self._buffer.count(self._cursor, self.machine))
 
     async def info(self) -> dict[str, Any]:
         """Return JetStream's description of the consumer."""

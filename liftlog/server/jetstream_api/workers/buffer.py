@@ -13,7 +13,6 @@ import numpy as np
 from liftlog.deliveries.columns import NO_INTS
 from liftlog.deliveries.consumer import Consumer
 from liftlog.deliveries.records import Records, Scan
-from liftlog.deliveries.state import ConsumerState
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.consumers.cursor import Cursor
 from liftlog.server.jetstream_api.consumers.rows import Row
@@ -25,6 +24,8 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 _OFFSET = itemgetter(0)
 _AGAIN_BYTES = 1024 * 1024
 """Maximum size, in bytes, of the redeliveries that one read returns."""
+_MOST_LOOKED_UP = 10_000
+"""Maximum number of pending messages that are read after a purge."""
 
 
 class Buffer:
@@ -51,6 +52,8 @@ class Buffer:
         self._largest_bytes = 0
         """Upper bound of the sizes of `rows`."""
         self.again: tuple[list[int], dict[int, Row]] = ([], {})
+        self._must_look = False
+        """True if pending messages may have been purged."""
 
     def waits(self, position: int, offset: int) -> None:
         """Note that the consumer waits for records from `offset` on. `position` is the position of
@@ -63,10 +66,13 @@ class Buffer:
         end, self.examined = examined or self.examined, 0
         return end if position == self._waits_from and not self.rows else position
 
-    async def count(self, cursor: Cursor, state: ConsumerState) -> None:
+    async def count(self, cursor: Cursor, machine: Consumer) -> None:
         """Let the cursor count the records that the consumer has not delivered yet."""
+        state = machine.state
         await cursor.read_purges(min(state.floor_offset, cursor.next_offset))
         self.leave_out_purged(cursor)
+        if self.must_look(machine):
+            await self.drop_purged(cursor, machine)
         if cursor.is_stale:
             if not self.start <= state.next_offset <= cursor.next_offset:
                 cursor.move(state.next_offset)
@@ -82,6 +88,22 @@ class Buffer:
             cursor.is_stale = True
         machine.log_started(start)
 
+    def must_look(self, machine: Consumer) -> bool:
+        """Return True if `drop_purged` may find messages. Of a consumer with very many pending
+        messages, purged messages stay pending until they fall due."""
+        return self._must_look and 0 < machine.state.pending.total <= _MOST_LOOKED_UP
+
+    async def drop_purged(self, cursor: Cursor, machine: Consumer) -> None:
+        """Drop the pending messages that were purged."""
+        self._must_look = False
+        offsets = machine.state.pending.offsets().tolist()
+        while offsets:
+            rows, end = await cursor.rows_at(offsets, _AGAIN_BYTES)
+            found, count = {row.offset for row in rows}, bisect_left(offsets, end)
+            gone = [offset for offset in offsets[:count] if offset not in found]
+            machine.records_gone(np.array(gone, np.int64))
+            offsets = offsets[count:] if count else []
+
     def read_now(self, cursor: Cursor, services: PullServices, host: StreamHost) -> bool:
         """Read records that were just written, in the event loop. Returns False if the read needs a
         thread."""
@@ -96,6 +118,7 @@ class Buffer:
         """Leave out the records that were purged after they had been read."""
         if not cursor.sees_new_purges():
             return
+        self._must_look = True
         count = len(self.rows)
         if not cursor.is_fresh:
             self.rows = cursor.without_purged(self.rows)
