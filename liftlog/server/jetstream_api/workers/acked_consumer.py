@@ -276,9 +276,6 @@ class AckedConsumer:
         if now_ns < self._retry_ns:
             return False
         self._retry_ns = 0
-        if not (self.spec.deliver_subject or self.machine.waiting):
-            self._cursor.is_fresh = False
-            return False
         if not (leaf.connected or self.local.is_waiting):
             return False
         if self._shared.journal.problem is not None:  # deliveries would count, and reach no worker
@@ -293,6 +290,9 @@ class AckedConsumer:
         if self.spec.deliver_subject:
             self._open_window(now_ns)
             return True
+        if not self.machine.waiting:
+            self._cursor.is_fresh = False
+            return False
         return self.pulls.drop_dead(self.machine, leaf.has_interest, is_connected=leaf.connected)
 
     def _open_window(self, now_ns: int) -> None:
