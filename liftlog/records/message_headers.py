@@ -129,6 +129,8 @@ class MessageHeaders(Mapping[str, str]):
 
     def _find(self, name: str) -> str | None:
         items = self._items
+        if not self.raw:
+            return None
         if items is None:
             mark = _mark_of(name)
             value = _value_after(self.raw, mark) if mark else None

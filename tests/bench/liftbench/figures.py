@@ -157,6 +157,7 @@ WAYS = {
     "values": "values by batch",
     "columns": "values, keys and header blocks by batch",
     "records": "one record at a time",
+    "fields": "one record at a time, all fields and a header",
     "arrow": "as Arrow",
 }
 """Ways to read."""
@@ -174,7 +175,9 @@ def _read_rows() -> tuple[Row, ...]:
         for way, how in WAYS.items():
             over, under = (LIFTLOG, kind_series(kind, way)), (LIFTLOG, kind_series("plain", way))
             title = f"read 256 B with {_BESIDE_PLAIN[kind][0]}, {how} / plain"
-            rows.append(_ratio(f"read-{way}-{kind}-vs-plain", title, over, under, must, reach))
+            less = 0.2 if way == "fields" else 0.0  # a plain record has no header
+            bounds = round(must - less, 1), round(reach - less, 1)
+            rows.append(_ratio(f"read-{way}-{kind}-vs-plain", title, over, under, *bounds))
     return tuple(rows)
 
 

@@ -89,6 +89,20 @@ def _one_by_one(client: Any, stream: str) -> tuple[int, int]:
     return records, value_bytes
 
 
+def _all_fields(client: Any, stream: str) -> tuple[int, int]:
+    """A record at a time: each field is touched, and one header is looked up by its name."""
+    records = value_bytes = ids = 0
+    for record in client.read(stream, start="earliest", until="end"):
+        records += 1
+        value_bytes += len(record.value)
+        ids += record.headers.get("Nats-Msg-Id") is not None
+        assert record.offset > 0 < record.timestamp_ns
+        assert record.subject
+        assert record.key != b""
+    assert ids in (0, records)
+    return records, value_bytes
+
+
 def _arrow(client: Any, stream: str) -> tuple[int, int]:
     import pyarrow.compute as pc
 
@@ -100,7 +114,13 @@ def _arrow(client: Any, stream: str) -> tuple[int, int]:
     return records, value_bytes
 
 
-_WAYS = {"values": _values, "columns": _columns, "records": _one_by_one, "arrow": _arrow}
+_WAYS = {
+    "values": _values,
+    "columns": _columns,
+    "records": _one_by_one,
+    "fields": _all_fields,
+    "arrow": _arrow,
+}
 
 
 def read_jetstream(spec: dict[str, Any]) -> Iterator[Pass]:
