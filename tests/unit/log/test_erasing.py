@@ -28,6 +28,7 @@ from liftlog.log.erased import ErasedSet
 from liftlog.log.files.checkpoint_file import parse_checkpoint
 from liftlog.log.files.erased_file import is_erased_name
 from liftlog.log.files.manifest import read_manifest
+from liftlog.log.offline.rebuild import rebuild_manifest
 from liftlog.log.rewrite import RebatchJob, apply_rebatch, rebatch
 from liftlog.records import iter_batches
 
@@ -364,3 +365,51 @@ def test_small_segments_are_used() -> None:
     fs = SimFileSystem()
     assert len(filled(fs)[0].segments) > 3
     assert SMALL.segment_max_bytes == 1200
+
+
+@pytest.mark.parametrize("knows_incarnation", [False, True])
+def test_a_repair_without_a_manifest_finds_the_erased_files(knows_incarnation: bool) -> None:
+    fs = SimFileSystem()
+    log, rows = filled(fs)
+    erase(log, (12, 14))
+    erase(log, (13, 20), (40, 41))
+    states = [log.checkpoint()] if knows_incarnation else []
+    log.close()
+    for name in ("manifest", "manifest.copy"):
+        fs.unlink(DIRECTORY / name)
+    made = rebuild_manifest(fs, DIRECTORY, states, {})
+    assert made is not None
+    assert (made.manifest.incarnation == log.incarnation) == knows_incarnation
+    made.manifest.write(fs, DIRECTORY)
+    again, _ = reopen(fs.kill())
+    assert readable(again) == without(rows, (12, 20), (40, 41))
+
+
+def test_a_repair_does_not_show_what_a_damaged_file_may_hide(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL, "liftlog.log")
+    fs = SimFileSystem()
+    log, rows = filled(fs)
+    erase(log, (12, 14))
+    (entry,) = log.view.manifest.erased
+    log.close()
+    fs.replace(DIRECTORY / entry.file_name, b"damaged")
+    for name in ("manifest", "manifest.copy"):
+        fs.unlink(DIRECTORY / name)
+    made = rebuild_manifest(fs, DIRECTORY, [], {})
+    assert made is not None
+    assert any(entry.file_name in note for note in made.notes)
+    made.manifest.write(fs, DIRECTORY)
+    again, _ = reopen(fs.kill())
+    with again.read(1, 1 << 20) as piece:  # type: ignore[union-attr]
+        assert piece.next_offset <= 12
+    with pytest.raises(CorruptMetadata):
+        again.read(11, 1 << 20)
+    # Without the file, everything is shown again.
+    image = fs.kill()
+    image.unlink(DIRECTORY / entry.file_name)
+    made = rebuild_manifest(image, DIRECTORY, [], {})
+    assert made is not None
+    made.manifest.write(image, DIRECTORY)
+    assert readable(reopen(image.kill())[0]) == rows
