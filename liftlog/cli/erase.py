@@ -63,7 +63,7 @@ def erase(
 
     When the command ends, no reader gets one of these records any more, also after a restart. Their
     bytes stay in the files of the daemon until it rewrites them, and in backups and exports.
-    Streams with replicas cannot erase records yet.
+    Streams of a cluster cannot erase records yet.
 
     \b
     Examples:

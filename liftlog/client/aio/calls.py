@@ -293,7 +293,7 @@ class Calls(ConsumerCalls):
         whose records are damaged, so that they could not be erased. With `dry_run`, nothing is
         erased. `reason` is stored in the daemon's list of erasures.
 
-        Raises StreamNotFound, Conflict for a stream with replicas or a number of messages per
+        Raises StreamNotFound, Conflict for a stream of a cluster or with a number of messages per
         subject, StaleIncarnation if `incarnation` is not the stream's incarnation, LimitExceeded,
         InvalidArgument, and UnknownRequest if the daemon is too old.
         """

@@ -19,7 +19,8 @@ def wanted_offsets(host: StreamHost, borders: Sequence[int]) -> ErasedSet:
     log, own = host.log, host.settings.jetstream
     if log.config.replicated:
         raise Conflict(
-            f"stream {host.name} has replicas, and records of such a stream cannot be erased yet",
+            f"stream {host.name} belongs to a cluster, and its replicas do not exchange erased "
+            "records yet",
             hint="truncate the stream, or delete its keys with compaction",
         )
     if own is not None and own.max_msgs_per_subject is not None:
