@@ -10,10 +10,10 @@ use std::time::{Duration, Instant, SystemTime};
 use async_nats::jetstream::{self, consumer::PullConsumer};
 use futures_util::StreamExt;
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+type Error = Box<dyn std::error::Error + Send + Sync>;
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let count: u64 = arguments[3].parse()?;
     let client = async_nats::connect(&arguments[0]).await?;
@@ -28,7 +28,7 @@ async fn main() -> Result<()> {
             watch(message);
             continue;
         }
-        message.ack().await.map_err(|error| error.to_string())?;
+        message.ack().await?;
         got += 1;
         if got == count {
             break;
