@@ -2,7 +2,7 @@
 
 A stored message needs two or three turns of the event loop before its ack is sent. Between two of
 these turns, all answers together get a limited time. While messages arrive, the answers then pause
-for as long as they have run.
+for as long as they have run, less the time in which they did not run.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Pace:
         self._clock = perf_counter if clock is None else clock
         self._seen_bytes = ingested_bytes()
         self._spent = 0.0
+        """Time that answers have used, less the time since then that they have left to others."""
+        self._counted_at = perf_counter()
         self._is_open = True
         self._is_handing_on = False
         """True from the time at which a caller is woken to the end of its step."""
@@ -88,7 +90,10 @@ class Pace:
             self._count(self._clock() - began)
 
     def _count(self, seconds: float) -> None:
-        self._spent += seconds
+        now = perf_counter()
+        left = now - seconds - self._counted_at
+        self._counted_at = now
+        self._spent = max(self._spent - left, 0.0) + seconds
         if self._spent < TURN_SECONDS or not self._is_open:
             return
         seen, self._seen_bytes = self._seen_bytes, self._ingested_bytes()

@@ -66,6 +66,20 @@ async def test_while_messages_come_the_loop_is_left_to_them(clock: Clock) -> Non
     assert time.perf_counter() - ended >= 19 * TURN_SECONDS
 
 
+async def test_time_that_answers_leave_to_others_is_no_debt(clock: Clock) -> None:
+    """A pause lasts at least a timer of the loop, so a little work now and then takes none."""
+    received = 0
+    pace = Pace(lambda: received)
+    for _ in range(10):
+        received += 1
+        pace.run_now(clock.pass_, 0.6 * TURN_SECONDS)
+        assert pace.has_time
+        clock.pass_(0.6 * TURN_SECONDS)
+    pace.run_now(clock.pass_, 0.6 * TURN_SECONDS)
+    pace.run_now(clock.pass_, 0.6 * TURN_SECONDS)
+    assert not pace.has_time
+
+
 async def test_errors_and_cancellation_pass_through() -> None:
     pace = Pace(lambda: 0)
 
