@@ -13,6 +13,8 @@ from support.daemons.nats_server import NatsServer
 
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync
+from liftlog.log.files.filesystem import OsFileSystem
+from liftlog.log.files.manifest import read_manifest
 from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.node import adopting
 
@@ -98,3 +100,25 @@ def test_everything_of_a_daemon_goes_on_in_its_cluster(
     assert refused.exit_code != 0, "it runs, and the cluster has other nodes"
     cluster.stop()
     cluster.assert_sound()
+
+
+def test_a_stream_with_erased_records_is_not_adopted(cluster: Cluster, server: NatsServer) -> None:
+    """The nodes do not exchange erased records, so a new leader would show them."""
+    node = cluster.nodes["a"]
+    membership = node.settings.pop("cluster")
+    node.start()
+    with RawNats(server.port) as raw, connect_sync(node.pull_address) as client:
+        client.create_stream("orders", subject="orders.>")
+        for number in range(1, 6):
+            publish(raw, "orders.x", b"%d" % number)
+        assert client.erase("orders", [(2, 3)]).count == 1
+    node.settings["cluster"] = membership
+    node.stop()
+    node.spawn()  # it refuses to bring streams by itself
+    node.wait(60)
+    done = adopt(cluster)
+    assert done.exit_code != 0
+    assert "stream orders has erased records" in done.output
+    manifest = read_manifest(OsFileSystem(), node.data_dir / "streams" / "orders")
+    assert manifest is not None
+    assert not manifest.replicated

@@ -217,6 +217,13 @@ async def _adopt_stream(
     if not _check_free(name, manifest, present, member, data_dir):
         end = manifest.high_watermark
         return Adopted(name, manifest.log_start_offset, end, is_new=False)
+    if manifest.erased:
+        raise Conflict(
+            f"stream {name} has erased records whose bytes are still on the disk; other nodes "
+            "would copy and show them",
+            hint="run the daemon alone until it has rewritten their segments, about a day after "
+            "they were sealed",
+        )
     # Open the log as the daemon does: recovery after a power cut must end before other nodes copy
     # it.
     try:
