@@ -131,6 +131,11 @@ class _Reader:
             self._say((*at, "attach"), "has no effect without `create` in `allow`")
         if "subjects" in item and allow and "read" not in allow:
             self._say((*at, "subjects"), "has no effect without `read` in `allow`")
+        if "subjects" in item and "erase" in allow:
+            self._say(
+                (*at, "subjects"),
+                "does not limit `erase`: allow `erase` in a rule without `subjects`",
+            )
         if "deliver" in item and allow and "read" not in allow:
             self._say((*at, "deliver"), "has no effect without `read` in `allow`")
         if "consumers" in item and allow and "work" not in allow:
