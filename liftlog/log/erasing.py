@@ -85,17 +85,18 @@ def _select(state: LogState, view: ReadView, wanted: ErasedSet) -> Selection:
             stored, gaps = _stored_in(state, view, segment, some)
             found |= stored
             unreadable += gaps
-    return Selection(found, tuple(_joined(unreadable)))
+    return Selection(found, tuple(joined(unreadable)))
 
 
-def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
+def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges [first, next) with the same offsets, ascending, without overlaps."""
+    found: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
-        if joined and first <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
         else:
-            joined.append((first, end))
-    return joined
+            found.append((first, end))
+    return found
 
 
 def _stored_in(

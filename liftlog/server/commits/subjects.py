@@ -304,12 +304,13 @@ def _snapshot_path(log: Log) -> Path:
 
 
 def _state_of(log: Log) -> dict[str, Any]:
-    """Return the state that a snapshot depends on. With other files or other damage, the log may
-    have other records."""
+    """Return the state that a snapshot depends on. With other files, other erased records or other
+    damage, the log may have other records."""
     return {
         "lineage": log.view.manifest.lineage,
         "log_end_offset": log.log_end_offset,
         "segments": [segment.path.name for segment in log.segments],
+        "erased": [entry.file_name for entry in log.view.manifest.erased],
         "quarantined": [
             [bad.first_offset, bad.next_offset] for bad in log.view.manifest.quarantined
         ],

@@ -269,31 +269,30 @@ class Administration:
         host = self._changeable(message.stream)
         check_incarnation(host.name, host.log.incarnation, message.incarnation)
         wanted = wanted_offsets(host, message.borders)
-        structure = host.log.structure
-        chosen = await asyncio.to_thread(structure.select, wanted)
-        found, erasure_id = chosen.selection, ""
-        if found.offsets and not message.dry_run:
-            erasure_id = secrets.token_hex(8)
-            one = Erasure(
-                erasure_id,
-                self._now_ns(),
-                principal,
-                message.reason,
-                len(found.offsets),
-                tuple(message.ranges),
-            )
-            found = await host.exclusively(
-                lambda: erase_listed(host.log, wanted, chosen, one), reserve=self._hosted.reserve
-            )
-            host.subjects.request()
-            logger.info(
-                "records-erased stream=%s id=%s records=%d principal=%s reason=%r",
-                host.name,
-                erasure_id,
-                len(found.offsets),
-                principal or "-",
-                message.reason,
-            )
+        select, erasure_id = host.log.structure.select, ""
+        if message.dry_run:
+            found = (await asyncio.to_thread(select, wanted)).selection
+        else:
+            # One after the other: each erasure makes a selection of another one out of date, and to
+            # select again while the stream commits nothing would take long.
+            async with self._lock_of(host):
+                chosen = await asyncio.to_thread(select, wanted)
+                found = chosen.selection
+                if found.offsets:
+                    erasure_id = secrets.token_hex(8)
+                    one = Erasure(
+                        erasure_id,
+                        self._now_ns(),
+                        principal,
+                        message.reason,
+                        len(found.offsets),
+                        tuple(message.ranges),
+                    )
+                    found = await host.exclusively(
+                        lambda: erase_listed(host.log, wanted, chosen, one),
+                        host.subjects.request,
+                        reserve=self._hosted.reserve,
+                    )
         borders = [border for pair in found.unreadable[:MAX_ERASED_RANGES] for border in pair]
         return Erased(len(found.offsets), erasure_id, message.dry_run, borders)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from liftlog.errors import Conflict, InvalidArgument
 from liftlog.log import Log
 from liftlog.log.erased import ErasedSet
-from liftlog.log.erasing import Chosen, Selection
+from liftlog.log.erasing import Chosen, Selection, joined
 from liftlog.log.files.erasures import Erasure, append_erasure
 from liftlog.log.files.filesystem import storage_errors
 from liftlog.server.commits.host import StreamHost
+
+logger = logging.getLogger("liftlog.server")
 
 
 def wanted_offsets(host: StreamHost, borders: Sequence[int]) -> ErasedSet:
@@ -40,7 +43,7 @@ def wanted_offsets(host: StreamHost, borders: Sequence[int]) -> ErasedSet:
         if first >= following:
             raise InvalidArgument(f"the range from {first} to {following} is empty")
         ranges.append((max(first, start), min(following, end)))
-    return ErasedSet.of_ranges(ranges)
+    return ErasedSet.of_ranges(joined(ranges))
 
 
 def erase_listed(log: Log, wanted: ErasedSet, chosen: Chosen, one: Erasure) -> Selection:
@@ -49,4 +52,13 @@ def erase_listed(log: Log, wanted: ErasedSet, chosen: Chosen, one: Erasure) -> S
     happen."""
     with storage_errors(f"listing an erasure of {log.name}"):
         append_erasure(log.environment.fs, log.directory, one)
-    return log.structure.erase(wanted, chosen)
+    found = log.structure.erase(wanted, chosen)
+    logger.info(
+        "records-erased stream=%s id=%s records=%d principal=%s reason=%r",
+        log.name,
+        one.erasure_id,
+        len(found.offsets),
+        one.principal or "-",
+        one.reason,
+    )
+    return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,12 @@ from liftlog.cluster import transitions
 from liftlog.cluster.followers import FetchRequest
 from liftlog.cluster.leading import Leader
 from liftlog.errors import CorruptRange, StorageError, SyncFailed
-from liftlog.log import LogSlice, OsFileSystem
+from liftlog.log import LogSlice, OsFileSystem, structure
+from liftlog.log import erasing as log_erasing
+from liftlog.log.erased import ErasedSet
 from liftlog.log.files.checkpoint_file import write_checkpoint_file
+from liftlog.log.state import LogState
+from liftlog.protocol.administration import EraseRecords
 from liftlog.records import parse_header
 from liftlog.sequencing import MessageRun
 from liftlog.sequencing.subject_sequences import SubjectSequences
@@ -26,6 +32,7 @@ from liftlog.server.commits import subjects as subjects_module
 from liftlog.server.commits.configs import log_config
 from liftlog.server.commits.host import StreamHost, new_metadata
 from liftlog.server.replication.serving import CatchUpPace, ServedStream
+from liftlog.server.streams import erasing
 from liftlog.settings import parse_stream_settings
 
 SUBJECTS = [b"in.a", b"in.b", b"in.\xff", rb"in.\xff", "in.é".encode(), b"in.\\"]
@@ -548,3 +555,74 @@ async def test_a_new_leader_knows_subjects_when_it_has_committed_all_that_it_has
     assert known(host, [b"in.a", b"in.b", b"in.c"]) == [3, 2, 0]
     await replica.end(host)
     replica.log.close()
+
+
+# --- erased records ---
+
+
+async def test_a_snapshot_from_before_an_erasure_is_not_used(running: Running) -> None:
+    """After a kill, the snapshot of the last clean stop is still there."""
+    await running.broker.create_stream("s", SETTINGS)
+    host = running.broker.hosts["s"]
+    await store(host, [b"in.a", b"in.b", b"in.a"])
+    table = table_of(host)
+    subjects_module.write_subject_snapshot(host.log, table)
+    assert subjects_module.restore_subject_snapshot(host.log, table)
+    host.log.structure.erase(ErasedSet.of_ranges([(3, 4)]))
+    assert not subjects_module.restore_subject_snapshot(host.log, table)
+
+
+async def test_an_erasure_whose_caller_has_gone_counts_and_is_logged(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await running.broker.create_stream("s", SETTINGS)
+    host = running.broker.hosts["s"]
+    await store(host, [b"in.a", b"in.b", b"in.a"])
+    begun, may_end = threading.Event(), threading.Event()
+
+    def append_slowly(*arguments: Any) -> None:
+        begun.set()
+        assert may_end.wait(10)
+
+    monkeypatch.setattr(erasing, "append_erasure", append_slowly)
+    administration = running.broker.administration
+    with caplog.at_level(logging.INFO, "liftlog.server"):
+        erasure = asyncio.create_task(
+            administration.erase(EraseRecords(stream="s", borders=[3, 4]), principal="ops")
+        )
+        assert await asyncio.to_thread(begun.wait, 10)
+        erasure.cancel()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await erasure
+    assert host.log.view.hides(3)
+    await until(lambda: known(host, [b"in.a", b"in.b"]) == [1, 2])
+    assert "records-erased stream=s" in caplog.text
+    assert "principal=ops" in caplog.text
+
+
+async def test_erasures_of_one_stream_select_once_each(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No erasure selects again while the stream commits nothing."""
+    await running.broker.create_stream("s", SETTINGS)
+    await store(running.broker.hosts["s"], [b"in.a"] * 40)
+    selected: list[ErasedSet] = []
+    choose = log_erasing.choose
+
+    def chosen(state: LogState, wanted: ErasedSet) -> log_erasing.Chosen:
+        selected.append(wanted)
+        return choose(state, wanted)
+
+    monkeypatch.setattr(log_erasing, "choose", chosen)
+    monkeypatch.setattr(structure, "choose", chosen)
+    done = await asyncio.gather(
+        *(
+            running.broker.administration.erase(
+                EraseRecords(stream="s", borders=[at, at + 2]), principal=""
+            )
+            for at in range(1, 33, 2)
+        )
+    )
+    assert [one.count for one in done] == [2] * 16
+    assert len(selected) == 16
