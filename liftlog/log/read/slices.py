@@ -28,8 +28,8 @@ from liftlog.records.place import Epochs, Place
 
 LATEST_NS = 2**63 - 1
 _CUT_BYTES = 256 * 1024
-"""Maximum number of stored bytes, beyond the first batch, from which one read cuts erased records.
-It takes about a millisecond, and the event loop may wait for it."""
+"""Maximum number of stored bytes, beyond the first batch, from which one read cuts erased records,
+also after decompression. It takes about a millisecond, and the event loop may wait for it."""
 _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
 
 
@@ -345,9 +345,9 @@ def _without_erased(
     raw, holes = read_around(file, stop.position - start.position, start.position)
     parts: list[bytes | memoryview] = []
     place = Place(start.offset, stop.offset)
-    at = count = 0
+    at = count = inflated = 0
     reached = start.offset
-    while at < len(raw):
+    while at < len(raw) and inflated < _CUT_BYTES:
         try:
             header = parse_header(raw, at)
             if any(hole.start < start.position + at + header.length for hole in holes):
@@ -355,7 +355,9 @@ def _without_erased(
             place.take(header)
             erased_at = erased.next_at(header.base_offset)
             if erased_at is not None and erased_at < header.next_offset:
-                batch = erased.cut(decode_batch(raw, at))
+                whole = decode_batch(raw, at)
+                inflated += len(whole.raw)
+                batch = erased.cut(whole)
                 count += batch.header.record_count
                 parts.append(batch.stored)
             else:

@@ -40,6 +40,7 @@ from liftlog.records.format import (
     TOMBSTONES,
     padding_for,
 )
+from liftlog.records.header import BatchHeader
 from liftlog.records.layout import Binary, bitmap_of, ends_of
 
 _HEADER_PLACE = bytes(HEADER_SIZE)
@@ -206,6 +207,8 @@ def without_rows(batch: RecordBatch, offsets: Offsets) -> RecordBatch:
     group and codec of the batch. Raises CorruptBatch.
     """
     header = batch.header
+    if 0 < len(batch) <= len(offsets) and np.isin(batch.offsets(), offsets).all():
+        return _empty(header)  # without decoding its columns
     columns = decode_columns(batch)
     keep = np.ones(len(columns), np.bool_)
     places = np.searchsorted(columns.offsets, offsets)
@@ -215,29 +218,30 @@ def without_rows(batch: RecordBatch, offsets: Offsets) -> RecordBatch:
     if not len(places):
         return batch
     keep[places] = False
+    raw: bytearray | memoryview = encode_columns(
+        columns.take(keep),
+        base_offset=header.base_offset,
+        last_offset=header.last_offset,
+        leader_epoch=header.leader_epoch,
+        commit_group=header.commit_group,
+    )
     codec = codec_of(header)
-    raw: bytearray | memoryview
-    if keep.any():
-        raw = encode_columns(
-            columns.take(keep),
-            base_offset=header.base_offset,
-            last_offset=header.last_offset,
-            leader_epoch=header.leader_epoch,
-            commit_group=header.commit_group,
-        )
-    else:
-        codec = None
-        raw = encode_batch(
-            base_offset=header.base_offset,
-            last_offset=header.last_offset,
-            leader_epoch=header.leader_epoch,
-            commit_group=header.commit_group,
-            stamps=[],
-            subjects=[],
-            values=[],
-        )
     if codec is not None:
         raw = compress_batch(raw, codec)
+    return decode_batch(raw, 0, verify=False)
+
+
+def _empty(header: BatchHeader) -> RecordBatch:
+    """Return a batch without records that covers the offsets of `header`."""
+    raw = encode_batch(
+        base_offset=header.base_offset,
+        last_offset=header.last_offset,
+        leader_epoch=header.leader_epoch,
+        commit_group=header.commit_group,
+        stamps=[],
+        subjects=[],
+        values=[],
+    )
     return decode_batch(raw, 0, verify=False)
 
 

@@ -30,7 +30,8 @@ from liftlog.log.files.erased_file import is_erased_name
 from liftlog.log.files.manifest import read_manifest
 from liftlog.log.offline.rebuild import rebuild_manifest
 from liftlog.log.rewrite import RebatchJob, apply_rebatch, rebatch
-from liftlog.records import iter_batches
+from liftlog.records import RecordBatch, iter_batches
+from liftlog.records.columns import batch_columns
 
 KEEPS: list[Keep] = ["none", "some", "all", "last"]
 
@@ -347,6 +348,44 @@ def test_without_the_file_no_record_of_its_range_is_shown(caplog: pytest.LogCapt
     file.close()
     again, _ = reopen(image)
     assert readable(again) == without(rows, (12, 13), (14, 15), (41, 42), (45, 46))
+
+
+def test_a_read_decompresses_few_batches_with_erased_records() -> None:
+    """The event loop waits for it, and a publisher chooses how well its values compress."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    batches = [[row(b"k", bytes(60_000))] * 4 for _ in range(20)]
+    rows = add(log, batches, compression="zstd")
+    erase(log, *((first + 1, first + 2) for first in range(1, 80, 4)))
+    piece = log.read(1, 1 << 20)
+    assert piece is not None
+    with piece:
+        assert sum(len(batch.raw) for batch in iter_batches(piece.pread())) < 512 * 1024
+    assert stored(log) == without(rows, *((first + 1, first + 2) for first in range(1, 80, 4)))
+
+
+def test_wholly_erased_batches_are_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = SimFileSystem()
+    log = keyed(fs)
+    rows = add(log, [[row(b"k", b"v")] * 5] * 40)
+    erase(log, (3, 199))
+    decoded: list[object] = []
+    decode = batch_columns.decode_columns
+
+    def counted(batch: RecordBatch) -> object:
+        decoded.append(batch)
+        return decode(batch)
+
+    monkeypatch.setattr(batch_columns, "decode_columns", counted)
+    piece = log.read(1, 1 << 20)
+    assert piece is not None
+    with piece:
+        assert piece.next_offset == 201
+        found = [o for batch in iter_batches(piece.pread()) for o in batch.offsets()]
+    assert found == [1, 2, 199, 200]
+    assert len(decoded) == 2
+    monkeypatch.undo()
+    assert stored(log) == without(rows, (3, 199))
 
 
 def test_an_older_program_refuses_the_manifest() -> None:
