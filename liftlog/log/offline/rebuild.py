@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +132,9 @@ def rebuild_manifest(
     # hidden rather than shown.
     incarnation = None if proven is None else proven.incarnation
     erased, found = find_erased_files(fs, directory, incarnation)
-    manifest = manifest.with_changes(erased=tuple(erased))
+    # The names of later erased files contain the sequence, and must differ from these names.
+    sequence = max([manifest.sequence + 1, *(one.number for one in erased)])
+    manifest = replace(manifest, erased=tuple(erased), sequence=sequence)
     notes += found
     return Rebuilt(manifest, notes, superseded)
 

@@ -424,6 +424,27 @@ def test_a_repair_without_a_manifest_finds_the_erased_files(knows_incarnation: b
     assert readable(again) == without(rows, (12, 20), (40, 41))
 
 
+def test_no_listed_file_is_written_again_after_a_repair() -> None:
+    """A stop or a full disk in the middle of it would damage the only copy."""
+    fs = SimFileSystem()
+    log, rows = filled(fs)
+    for first in range(12, 20):
+        erase(log, (first, first + 1))
+    log.close()
+    for name in ("manifest", "manifest.copy"):
+        fs.unlink(DIRECTORY / name)
+    made = rebuild_manifest(fs, DIRECTORY, [], {})
+    assert made is not None
+    made.manifest.write(fs, DIRECTORY)
+    log, _ = reopen(fs.kill())
+    newest = max(one.number for one in log.view.manifest.erased)
+    for first in range(20, 40):
+        sequence = log.view.manifest.sequence
+        assert sequence >= newest, "the next file gets a name with a higher number"
+        erase(log, (first, first + 1))
+    assert readable(log) == without(rows, (12, 40))
+
+
 def test_a_repair_does_not_show_what_a_damaged_file_may_hide(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
