@@ -15,6 +15,7 @@ from support.disks.stored_logs import StoredLog
 from liftlog.log.erased import ErasedSet
 from liftlog.server.jetstream_api.consumers.budget import Budget
 from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, Budgets, Cursor
+from liftlog.server.jetstream_api.workers.buffer import Buffer
 from liftlog.server.reading.read_share import ReadShare, ThreadUsage
 from liftlog.server.reading.tailing import TailGroup
 from liftlog.server.streams.intake import Ingested
@@ -198,3 +199,20 @@ async def test_erased_rows_are_not_shared(stored: StoredLog, group: TailGroup) -
     while (piece := behind.read_now(group)) is not None:
         found += [one.value for one in piece[0]]
     assert found == [b"a", b"c"]
+
+
+async def test_a_fresh_consumer_does_not_deliver_what_was_erased(
+    stored: StoredLog, group: TailGroup
+) -> None:
+    """A purge may let such a consumer have the record; an erasure may not."""
+    cursor, buffer = cursor_of(stored), Buffer(1)
+    cursor.is_fresh = True
+    stored.append([b"a", b"b", b"c"])
+    found = cursor.read_now(group)
+    assert found is not None
+    buffer.add(*found, cursor.read_bytes)
+    stored.log.structure.erase(ErasedSet.of_ranges([(2, 3)]))
+    buffer.leave_out_purged(cursor)
+    assert cursor.is_fresh
+    assert [row.offset for row in buffer.rows] == [1, 3]
+    assert cursor.left == 2

@@ -15,7 +15,7 @@ from liftlog.deliveries.consumer import Consumer
 from liftlog.deliveries.records import Records, Scan
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.consumers.cursor import Cursor
-from liftlog.server.jetstream_api.consumers.rows import Row
+from liftlog.server.jetstream_api.consumers.rows import Row, without_erased
 from liftlog.server.jetstream_api.workers.pacing import Replay
 from liftlog.server.pull.services import PullServices
 
@@ -115,12 +115,14 @@ class Buffer:
         return True
 
     def leave_out_purged(self, cursor: Cursor) -> None:
-        """Leave out the records that were purged after they had been read."""
+        """Leave out the records that were erased or purged after they had been read."""
         if not cursor.sees_new_purges():
             return
         self._must_look = True
         count = len(self.rows)
-        if not cursor.is_fresh:
+        if cursor.is_fresh:
+            self.rows = without_erased(self.rows, cursor.log.view)
+        else:
             self.rows = cursor.without_purged(self.rows)
         cursor.left = max(cursor.left - count + len(self.rows), 0)
         asked, rows = self.again
