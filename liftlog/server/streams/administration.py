@@ -268,14 +268,16 @@ class Administration:
         """
         host = self._changeable(message.stream)
         check_incarnation(host.name, host.log.incarnation, message.incarnation)
-        wanted = wanted_offsets(host, message.borders)
         select, erasure_id = host.log.structure.select, ""
         if message.dry_run:
+            wanted = wanted_offsets(host, message.borders)
             found = (await asyncio.to_thread(select, wanted)).selection
         else:
             # One after the other: each erasure makes a selection of another one out of date, and to
-            # select again while the stream commits nothing would take long.
+            # select again while the stream commits nothing would take long. Under the lock, no
+            # setting changes that decides whether the stream can erase records.
             async with self._lock_of(host):
+                wanted = wanted_offsets(host, message.borders)
                 chosen = await asyncio.to_thread(select, wanted)
                 found = chosen.selection
                 if found.offsets:
