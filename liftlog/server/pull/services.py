@@ -85,7 +85,7 @@ class PullServices:
         self.cold_readers = ThreadPoolExecutor(_COLD_READERS, "liftlog-cold-read")
         self.scanners = FairThreads(_SCANNERS, "liftlog-scan")
         self.shared_pieces = SharedPieces()
-        self.turns = Turns()
+        self.turns = Turns(scan_runs=lambda: self.scanners.is_busy)
         self.measuring = FairLock()
         """A lock that is held while a request for `extents` is answered, so that only one such
         request runs at a time."""

@@ -175,6 +175,12 @@ class FairThreads:
         self._pool = ThreadPoolExecutor(threads, name)
         self._lock = threading.Lock()
         self._waiting: FairQueue[_Job] = FairQueue()
+        self._running = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a job runs."""
+        return self._running > 0
 
     def of(self, party: Hashable, member: Hashable = None) -> Executor:
         return _Place(self, party, member)
@@ -213,12 +219,19 @@ class FairThreads:
         future, function = job
         if not future.set_running_or_notify_cancel():
             return
+        self._add_running(1)
         try:
             result = function()
         except BaseException as error:  # noqa: BLE001 - as executors do: it is the future's
+            self._add_running(-1)
             future.set_exception(error)
         else:
+            self._add_running(-1)
             future.set_result(result)
+
+    def _add_running(self, count: int) -> None:
+        with self._lock:
+            self._running += count
 
 
 class _Place(Executor):

@@ -16,6 +16,10 @@ A request can need a dozen turns of the loop, for example to read its head, to i
 principal, to answer and to close. If another party computed for a long time in each of these turns,
 the request would wait a dozen times. Therefore a party rests after a long step, for twice the
 duration of the step.
+
+A scan in a thread and the event loop compete for Python's interpreter lock, and the loop would get
+most of it. Therefore, while a scan runs, a party also rests after many short steps, for twice their
+duration.
 """
 
 from __future__ import annotations
@@ -32,10 +36,11 @@ _TURN_SECONDS = 0.001
 once, in the same turn."""
 
 _LONG_SECONDS = 0.003
-"""A party rests after a step that has used more than this processor time (in seconds). A request
-with a long answer pauses sooner, so its party does not rest."""
+"""A party rests after a step that has used more than this processor time (in seconds), and while a
+scan runs, after steps that have used more than this time together. A request with a long answer
+pauses sooner, so its party does not rest after one step."""
 _REST = 2.0
-"""Length of a rest, as a multiple of the length of the previous step."""
+"""Length of a rest, as a multiple of the length of the previous steps."""
 
 _ENDED = object()
 """Stands for the end of a coroutine, which awaits nothing more."""
@@ -56,9 +61,16 @@ class Asker:
 class Turns:
     """Gives the turn to one request at a time. Belongs to one event loop."""
 
-    def __init__(self, turn_seconds: float = _TURN_SECONDS) -> None:
+    def __init__(
+        self, turn_seconds: float = _TURN_SECONDS, scan_runs: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`scan_runs` returns True while a thread scans records for a client."""
         self.given = 0
         """Number of turns that requests have requested so far."""
+        self._scan_runs = scan_runs
+        self._short_steps: dict[Hashable, float] = {}
+        """Processor time, in seconds, of the short steps of each party since its last rest, while
+        scans ran."""
         self._turn_seconds = turn_seconds
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self._is_taken = False
@@ -173,12 +185,27 @@ class Turns:
 
     def _count(self, party: Hashable, seconds: float) -> None:
         self._spent += seconds
-        if seconds > _LONG_SECONDS:
-            self._resting[party] = asyncio.get_running_loop().time() + _REST * seconds
+        rest = self._rest_after(party, seconds)
+        if rest:
+            self._resting[party] = asyncio.get_running_loop().time() + rest
         # This is not done each time, because a scheduled call makes the loop poll its sockets once
         # more.
         if self._spent > self._turn_seconds / 4:
             self._schedule()
+
+    def _rest_after(self, party: Hashable, seconds: float) -> float:
+        """Return the length of the rest after a step of `seconds`; 0 if there is none."""
+        if seconds > _LONG_SECONDS:
+            return _REST * seconds
+        if not self._scan_runs():
+            self._short_steps.clear()
+            return 0.0
+        total = self._short_steps.get(party, 0.0) + seconds
+        if total <= _LONG_SECONDS:
+            self._short_steps[party] = total
+            return 0.0
+        self._short_steps.pop(party, None)
+        return _REST * total
 
     def _schedule(self) -> None:
         if not self._is_scheduled:

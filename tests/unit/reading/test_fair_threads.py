@@ -45,6 +45,18 @@ def test_parties_take_turns(bench: Bench) -> None:
     assert bench.order[5:] == [f"greedy{n}" for n in range(3, 100)]
 
 
+def test_threads_are_busy_while_a_job_runs(bench: Bench) -> None:
+    def fails() -> None:
+        assert bench.threads.is_busy
+        raise ValueError("as it is")
+
+    failing = bench.threads.of("party").submit(fails)
+    bench.go(bench.first)
+    with pytest.raises(ValueError, match="as it is"):
+        failing.result(60)
+    assert not bench.threads.is_busy
+
+
 def test_many_connections_are_one_party(bench: Bench) -> None:
     """And among themselves they take turns too."""
     greedy = [bench.ask(f"g{n % 10}", "greedy", n % 10) for n in range(100)]

@@ -150,6 +150,38 @@ async def test_after_a_long_step_others_have_the_loop_to_themselves() -> None:
     assert not turns._resting or turns._timer is not None
 
 
+async def test_many_short_steps_leave_time_to_a_scan() -> None:
+    """A scan in a thread gets the interpreter lock while the loop sleeps."""
+    turns = Turns(scan_runs=lambda: True)
+
+    async def short() -> None:
+        ends = time.thread_time() + 0.0005
+        while time.thread_time() < ends:
+            pass
+
+    began, before = time.monotonic(), time.thread_time()
+    await asyncio.gather(*[turns.run(Asker("greedy", n), short()) for n in range(100)])
+    slept = time.monotonic() - began - (time.thread_time() - before)
+    assert slept > 0.07, "a rest after each 3 ms, twice as long"
+
+
+async def test_others_do_not_rest_because_a_party_uses_the_loop_beside_a_scan() -> None:
+    turns, order = Turns(scan_runs=lambda: True), list[str]()
+
+    async def step(name: str, seconds: float) -> None:
+        ends = time.thread_time() + seconds
+        while time.thread_time() < ends:
+            pass
+        order.append(name)
+
+    for number in range(4):
+        await turns.run(Asker("greedy", number), step("greedy", 0.001))
+    late = asyncio.create_task(turns.run(Asker("greedy"), step("late", 0)))
+    await turns.run(Asker("modest"), step("modest", 0))
+    await late
+    assert order == ["greedy"] * 4 + ["modest", "late"]
+
+
 @pytest.mark.parametrize(
     ("pause", "order"),
     [
