@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ from support.disks.page_cache import need_nowait
 from support.disks.stored_logs import StoredLog
 
 from liftlog.log.erased import ErasedSet
+from liftlog.server.jetstream_api.consumers import recent
 from liftlog.server.jetstream_api.consumers.budget import Budget
 from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, Budgets, Cursor
+from liftlog.server.jetstream_api.consumers.rows import SharedRow
 from liftlog.server.jetstream_api.workers.buffer import Buffer
 from liftlog.server.reading.read_share import ReadShare, ThreadUsage
 from liftlog.server.reading.tailing import TailGroup
@@ -216,3 +219,28 @@ async def test_a_fresh_consumer_does_not_deliver_what_was_erased(
     assert cursor.is_fresh
     assert [row.offset for row in buffer.rows] == [1, 3]
     assert cursor.left == 2
+
+
+def shared_rows() -> int:
+    """The number of records that consumers share, in this process."""
+    gc.collect()
+    return sum(isinstance(one, SharedRow) for one in gc.get_objects())
+
+
+async def test_few_tiny_records_are_kept_and_none_without_consumers(
+    stored: StoredLog, group: TailGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record of a few bytes takes hundreds of them, and a daemon can have many streams."""
+    monkeypatch.setattr(recent, "IDLE_SECONDS", 0.05)
+    cursor, before = cursor_of(stored), shared_rows()
+    for number in range(30):
+        stored.append([b"%d" % number] * 1000)
+        assert cursor.read_now(group) is not None
+    assert 1000 <= shared_rows() - before <= 9000
+    async with asyncio.timeout(10):
+        while shared_rows() > before:
+            await asyncio.sleep(0.02)
+    stored.append([b"new"])
+    found = cursor.read_now(group)
+    assert found is not None
+    assert [row.value for row in found[0]] == [b"new"]

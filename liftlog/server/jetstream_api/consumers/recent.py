@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import NamedTuple
@@ -15,7 +16,12 @@ from liftlog.records.decode import iter_batches
 from liftlog.server.jetstream_api.consumers.rows import Row, SharedRow, rows_of
 from liftlog.server.reading.tailing import MAX_TAIL_BYTES, TailGroup, inflated_bytes, read_tail
 
-_KEPT_BYTES = 256 * KIB
+_KEPT_BYTES = 512 * KIB
+_ROW_BYTES = 64
+"""Number of bytes counted for each record besides its own. The objects of a record take ten times
+as much memory."""
+IDLE_SECONDS = 10.0
+"""Records that no consumer has requested for this time are forgotten."""
 _READ_BYTES = MAX_TAIL_BYTES
 MOST_BYTES = 2 * _READ_BYTES
 """Upper bound of the bytes that one call returns, including headers and other bytes around the
@@ -34,8 +40,8 @@ class _Part(NamedTuple):
 
 
 class RecentRows:
-    """The records of the last batches, about `_KEPT_BYTES` without compression. Belongs to the
-    event loop."""
+    """The records of the last batches, about `_KEPT_BYTES` without compression. They are kept while
+    consumers read them. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._manifest: Manifest | None = None
@@ -46,6 +52,7 @@ class RecentRows:
         self._rows: list[Row] = []
         self._parts: list[_Part] = []
         self._position = self._forgotten_bytes = 0
+        self._is_read = self._is_watched = False
 
     def read(
         self, log: Log, group: TailGroup, view: ReadView, offset: int
@@ -55,6 +62,7 @@ class RecentRows:
         Raises CorruptBatch, CorruptRange, OffsetOutOfRange, UnsupportedFormat."""
         if offset >= view.committed.offset:
             return None
+        self._is_read = True
         is_same = view.manifest is self._manifest and view.erased is self._erased
         if is_same and offset < self._first:
             return None  # other consumers are ahead
@@ -75,7 +83,7 @@ class RecentRows:
                 rows = rows[bisect_left(rows, self._next, key=_OFFSET) :]
             self._rows += rows
             self._next = tail.next_offset
-            self._position += size
+            self._position += size + _ROW_BYTES * len(rows)
             self._parts.append(_Part(self._next, self._position))
             added += size
         found = self._from(offset)
@@ -101,6 +109,18 @@ class RecentRows:
         self._first = self._next = offset
         self._rows, self._parts = [], []
         self._position = self._forgotten_bytes = 0
+        if not self._is_watched:
+            self._is_watched = True
+            asyncio.get_running_loop().call_later(IDLE_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Forget the records if no consumer has read since the last look."""
+        if self._is_read:
+            self._is_read = False
+            asyncio.get_running_loop().call_later(IDLE_SECONDS, self._look)
+        else:
+            self._is_watched, self._manifest = False, None
+            self._rows, self._parts = [], []
 
     def _forget_oldest(self) -> None:
         parts, least = self._parts, self._position - _KEPT_BYTES
