@@ -127,7 +127,11 @@ class ReadView(NamedTuple):
             low, high = max(segments[i].base_offset, start), min(segments[i].next_offset, end)
             total -= max(segments[i].record_count - max(high - low - count, 0), 0)
         if self.erased is not None:
-            total = max(total - self.erased.count_in(start, end), 0)
+            hidden = self.erased.count_in(start, end)
+            for bad in manifest.quarantined:  # these are subtracted already
+                low, high = max(bad.first_offset, start), min(bad.next_offset, end)
+                hidden -= self.erased.count_in(low, high)
+            total = max(total - hidden, 0)
         return total
 
     def hides(self, offset: int) -> bool:

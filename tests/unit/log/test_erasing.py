@@ -312,6 +312,7 @@ def test_damage_in_a_batch_with_an_erased_record_is_told(caplog: pytest.LogCaptu
     assert (damage.value.first_offset, damage.value.next_offset) == (6, 11)
     log.quarantine_damage(6, 11)
     assert readable(log) == without(rows, (6, 11))
+    assert log.view.record_count == 10, "7 counts once: it is erased and lost"
     found = log.structure.erase(ErasedSet.of_ranges([(1, 12)]))
     assert found.offsets.offsets_in(0, 99).tolist() == [*range(1, 6), 11]
     assert found.unreadable == ((6, 11),)
