@@ -160,8 +160,13 @@ def test_too_many_open_files(durability: str, server: NatsServer) -> None:
         ledger.start()
         ledger.wait_acked(100)
         limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (next_file(daemon), limits[1]))
-        until(lambda: publisher.nacked, PATIENCE)
+
+        def refuses() -> bool:
+            """Lower the limit further, since the daemon may have closed a file meanwhile."""
+            resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (next_file(daemon), limits[1]))
+            return bool(publisher.nacked)
+
+        until(refuses, PATIENCE)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
         ledger.wait_acked(300)
         ledger.finish()

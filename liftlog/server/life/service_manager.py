@@ -1,7 +1,8 @@
 """Notifies systemd, or another manager that sets NOTIFY_SOCKET: one datagram per change.
 
 The protocol is sd_notify(3). A failed notification never stops the daemon: it is logged once.
-Without a socket, every call does nothing.
+While the manager's queue is full, notifications wait, and are sent before the next one. Without a
+socket, every call does nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import MutableMapping
 
 logger = logging.getLogger("liftlog.server")
 
 _MICROSECONDS = 1_000_000
 _PINGS_PER_DEADLINE = 3
+_PING = "WATCHDOG=1"
+_MOST_UNSENT = 16
 _CLOSING_SECONDS = 20.0
 """Time, in seconds, after the drain. During it the daemon sends the last answers, closes files and
 stops the embedded nats-server."""
@@ -32,6 +36,8 @@ class ServiceManager:
         self._address = address
         self._socket: socket.socket | None = None
         self._complained = False
+        self._unsent: deque[str] = deque(maxlen=_MOST_UNSENT)
+        """Notifications that wait for room in the manager's queue; the oldest are dropped."""
         if address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
@@ -78,7 +84,7 @@ class ServiceManager:
         if self.watchdog_seconds is None:
             return
         while True:
-            self._tell("WATCHDOG=1")
+            self._tell(_PING)
             await asyncio.sleep(self.watchdog_seconds / _PINGS_PER_DEADLINE)
 
     def close(self) -> None:
@@ -91,9 +97,16 @@ class ServiceManager:
         if self._socket is None or self._address is None:
             return
         address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
+        self._unsent.append(message)
         try:
-            self._socket.sendto(message.encode(), address)
+            while self._unsent:
+                self._socket.sendto(self._unsent[0].encode(), address)
+                self._unsent.popleft()
         except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                self._unsent.clear()
+            elif message == _PING:
+                self._unsent.pop()
             if not self._complained:
                 logger.warning("service-manager-not-told error=%s", error.strerror or error)
             self._complained = True

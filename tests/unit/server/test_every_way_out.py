@@ -32,8 +32,8 @@ WAYS_OUT = {
     "liftlog/server/jetstream_api/answers.py: command: HPUB": TYPED,
     "liftlog/server/jetstream_api/consumers/leaf_frames.py: leaf_message: LMSG": TYPED,
     "liftlog/server/jetstream_api/consumers/leaf_frames.py: leaf_message: HMSG": TYPED,
-    "liftlog/server/jetstream_api/consumers/leaf_frames.py: each_leaf_delivery: LMSG": TYPED,
-    "liftlog/server/jetstream_api/consumers/leaf_frames.py: each_leaf_delivery: HMSG": TYPED,
+    "liftlog/server/jetstream_api/consumers/leaf_frames.py: delivery_forms: LMSG": TYPED,
+    "liftlog/server/jetstream_api/consumers/leaf_frames.py: delivery_forms: HMSG": TYPED,
     "liftlog/server/jetstream_api/consumers/leaf_frames.py: leaf_deliveries: LMSG": TYPED,
     "liftlog/server/jetstream_api/own_requests.py: OwnRequests.ask: own_subject": (
         "the daemon chooses the subject; a node that gets the request asks the ACL again"

@@ -108,3 +108,20 @@ def test_a_socket_that_nobody_empties_stops_nothing(address: str) -> None:
         for _ in range(1000):
             manager.status("x" * 1000)
     manager.close()
+
+
+async def test_what_found_no_room_is_told_later(address: str) -> None:
+    """However many pings find no room meanwhile."""
+    manager = ServiceManager(address, watchdog_seconds=0.03)
+    with listening(address) as heard:
+        for _ in range(1000):
+            manager.status("x" * 1000)
+        manager.stopping(1.0)
+        keeping = asyncio.get_running_loop().create_task(manager.keep_watchdog())
+        await asyncio.sleep(0.5)
+        found: list[str] = []
+        while "WATCHDOG=1" not in found:
+            found += await asyncio.to_thread(lines, heard)
+        assert "STOPPING=1" in found
+        keeping.cancel()
+    manager.close()
