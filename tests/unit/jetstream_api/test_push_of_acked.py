@@ -36,7 +36,7 @@ async def test_a_push_consumer_without_a_subscriber_rests(world: World) -> None:
 
 async def test_a_push_consumer_with_a_rate_limit_rests_without_nats(world: World) -> None:
     await world.running.publish(STREAM, bytes(10_000), bytes(10_000))
-    consumer = await world.create("c", deliver_subject="out", rate_limit_bps=800_000)
+    consumer = await world.create("c", deliver_subject="out", rate_limit_bps=80_000)
     await until(lambda: consumer.machine.state.sequence == 1)
     world.leaf.connected = False
     assert await turns_of(consumer) < 20
