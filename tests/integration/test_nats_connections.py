@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -322,6 +323,17 @@ def test_a_user_that_is_removed() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_without_a_connection_for_the_api_the_daemon_becomes_ready() -> None:
+    """It stores messages, and a warning says that clients of JetStream's API get no answer."""
+    with NatsServer(max_connections=1) as server:
+        with serving(server.url, jetstream_api=True).spawn() as daemon:
+            daemon.wait_listening()
+            until(lambda: daemon.get("/readyz")[0] == 200, 40)
+            warnings = json.loads(daemon.get("/readyz")[1])["warnings"]
+            assert "JetStream's clients get no answer" in warnings["jetstream_api"]
+
+
 def test_too_many_connections() -> None:
     with NatsServer(max_connections=1) as server:
         others: list[RawNats] = []

@@ -373,7 +373,7 @@ class LogMachine(LogModel):
         self.start = log.log_start_offset
 
     def _settle_erasure(self, found: Rows) -> None:
-        """Of an erasure that failed or was stopped, all is on the disk, or nothing."""
+        """An erasure that failed or was interrupted has hidden all of its records or none."""
         start = self.log.log_start_offset
         for some in self.in_doubt:
             doubtful = {o for o in some & self.rows.keys() if o >= start}

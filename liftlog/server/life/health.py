@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 STALLED_SECONDS = 10.0
 """A commit that takes longer than this time (in seconds) counts as a stalled disk."""
+_API_SECONDS = 10.0
+"""Longest time for which the daemon is not ready because of JetStream's API."""
 _ACK_REFUSED_SECONDS = 300.0
 """Time, in seconds, for which the daemon reports an ack that NATS refused."""
 
@@ -78,6 +80,8 @@ class Health:
         self._started = time.monotonic()
         self._ready_after_seconds = ready_after_seconds
         self._has_caught_up = False
+        self._waits_since: float | None = None
+        """The time at which the daemon was ready except for JetStream's API."""
         broker.conditions.add(self._found, refresh=disk.state)
 
     @property
@@ -168,13 +172,22 @@ class Health:
             return Check(False, self._broker.nats_problem)
         if self.phase is Phase.RECOVERING or not self._broker.attached:
             return Check(False, "subscriptions are not yet confirmed by NATS")
-        if self._broker.settings.nats.jetstream_api and self._link.connected:
-            api = self.jetstream_api
-            if api is None or api.is_deciding:
-                return Check(False, "JetStream's API has not started yet")
+        if self._link.connected and self._waits_for_api():
+            return Check(False, "JetStream's API has not started yet")
         if any(not one.is_required for one in self._broker.refused_subjects()):
             return Check(True, "NATS has confirmed every subscription that is needed")
         return Check(True, "NATS has confirmed every subscription")
+
+    def _waits_for_api(self) -> bool:
+        """Return True until JetStream's API has decided whether it answers. The result is True only
+        for a limited time: if NATS refuses the API's connection, the API does not decide."""
+        api = self.jetstream_api
+        if not self._broker.settings.nats.jetstream_api or (api and not api.is_deciding):
+            return False
+        now = time.monotonic()
+        if self._waits_since is None:
+            self._waits_since = now
+        return now - self._waits_since < _API_SECONDS
 
     def _writable(self) -> Check:
         stalled = self._broker.stalled_streams(STALLED_SECONDS)

@@ -128,7 +128,7 @@ def test_every_stop_leaves_all_of_an_erasure_or_nothing() -> None:
             outcomes.add(found == after)
             listed = {entry.file_name for entry in log.view.manifest.erased}
             assert set(erased_files(image)) == listed
-            # What it goes on with stays so.
+            # A later start finds the same records.
             again, _ = reopen(image.power_cut("none"), boot="boot-3")
             assert readable(again) == found
     assert outcomes == {True, False}
