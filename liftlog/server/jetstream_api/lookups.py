@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
 from acl.rules import OVER_NATS
@@ -160,9 +161,12 @@ class Lookup:
             return max(0, end - at)
         selection = self._selection(subjects, columns=(OFFSET,))
         count = 0
-        while at < end:
-            more, at = await self._step(_counted, log, Scan(at, end, MAX_ANSWER_BYTES, selection))
-            count += more
+
+        def take(body: bytes) -> None:
+            nonlocal count
+            count += sum(len(batch) for batch in iter_batches(body))
+
+        await self._search(at, end, selection, take)
         return count
 
     async def last_of_each(self, patterns: Sequence[str], first: int, end: int) -> list[int]:
@@ -189,12 +193,13 @@ class Lookup:
         `most` subjects."""
         newest = newest_of(self._shown.history, end, count=count)
         selection = self._selection(patterns, columns=newest.columns)
-        at = max(self._shown.first_offset, 1)
-        while at < end:
-            scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
-            at = await self._step(_note_newest, self._log, scan, newest)
+
+        def take(body: bytes) -> None:
+            newest.note(body)
             if newest.size > most:
                 raise TooManyResults
+
+        await self._search(max(self._shown.first_offset, 1), end, selection, take)
         return newest
 
     async def of_subjects(self, pattern: str) -> dict[bytes, Sequence[int]]:
@@ -205,20 +210,26 @@ class Lookup:
     async def holes(self, most: int) -> list[int]:
         """Return the offsets between log start and high watermark whose records have been deleted.
         Raises TooManyResults."""
-        log, end, first = self._log, self._log.high_watermark, self._shown.first_offset
+        end, first = self._log.high_watermark, self._shown.first_offset
         if self._shown.history == 1:  # the record is superseded, but not deleted yet
             kept = set((await self._newest((), end)).offsets())
             if end - first - len(kept) > most:
                 raise TooManyResults
             return [offset for offset in range(first, end) if offset not in kept]
         selection = self._selection((), columns=(OFFSET,))
-        at, expected = first, first
-        found: list[int] = []
-        while at < end:
-            scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
-            at, expected = await self._step(_note_holes, log, scan, expected, found)
+        expected, found = first, list[int]()
+
+        def take(body: bytes) -> None:
+            nonlocal expected
+            for batch in iter_batches(body):
+                for offset in map(int, batch.offsets()):
+                    if offset > expected:
+                        found.extend(range(expected, min(offset, expected + 2 * MAX_HOLES)))
+                    expected = offset + 1
             if len(found) > most:
                 raise TooManyResults
+
+        await self._search(first, end, selection, take)
         return [*found, *range(expected, end)]
 
     async def subjects(self, pattern: str, most: int) -> dict[bytes, int]:
@@ -226,15 +237,16 @@ class Lookup:
         if self._shown.history is not None:
             found = await self._newest((pattern,), self._log.high_watermark, most=most)
             return {subject: len(some) for subject, some in found.by_subject().items()}
-        log, end = self._log, self._log.high_watermark
         selection = self._selection((pattern,), columns=_KNOWN_SUBJECTS)
-        counts: dict[bytes, int] = {}
-        at = self._shown.first_offset
-        while at < end:
-            scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
-            at = await self._step(_count_subjects, log, scan, counts)
+        counts: Counter[bytes] = Counter()
+
+        def take(body: bytes) -> None:
+            for batch in iter_batches(body):
+                counts.update(batch.raw_subjects())
             if len(counts) > most:
                 raise TooManyResults
+
+        await self._search(self._shown.first_offset, self._log.high_watermark, selection, take)
         return counts
 
     # --- the searches ---
@@ -253,12 +265,31 @@ class Lookup:
             wrong_subject=why_no_subject,
         )
 
-    async def _step(self, function: Callable[..., Result], *arguments: object) -> Result:
+    async def _search(
+        self, at: int, end: int, selection: Selection, take: Callable[[bytes], None]
+    ) -> None:
+        """Pass the encoded batches of the matching records in [at, end) to `take`, which runs in
+        the thread and may raise."""
+
+        def pieces() -> Generator[None, None, None]:
+            position = at
+            while position < end:
+                self._check_time()
+                body, position = _piece(self._log, Scan(position, end, MAX_ANSWER_BYTES, selection))
+                take(body)
+                yield
+
+        await asyncio.wrap_future(self._threads.submit_steps(pieces()))
+
+    def _check_time(self) -> None:
         if time.monotonic() > self._until:
             raise LimitExceeded(
                 "the search takes too long: the log has no index by subject",
                 hint="read the stream with liftlog's clients, with a filter",
             )
+
+    async def _step(self, function: Callable[..., Result], *arguments: object) -> Result:
+        self._check_time()
         return await self._run(function, *arguments)
 
     async def _run(
@@ -322,32 +353,3 @@ def _found_by(log: Log, scan: Scan, limit: int) -> tuple[list[Found], int]:
         if len(found) >= limit and batch.next_offset == following:
             break
     return found, following
-
-
-def _counted(log: Log, scan: Scan) -> tuple[int, int]:
-    body, following = _piece(log, scan)
-    return sum(len(batch) for batch in iter_batches(body)), following
-
-
-def _note_newest(log: Log, scan: Scan, newest: Newest) -> int:
-    body, following = _piece(log, scan)
-    newest.note(body)
-    return following
-
-
-def _note_holes(log: Log, scan: Scan, expected: int, found: list[int]) -> tuple[int, int]:
-    body, following = _piece(log, scan)
-    for batch in iter_batches(body):
-        for offset in map(int, batch.offsets()):
-            if offset > expected:
-                found += range(expected, min(offset, expected + 2 * MAX_HOLES))
-            expected = offset + 1
-    return following, expected
-
-
-def _count_subjects(log: Log, scan: Scan, counts: dict[bytes, int]) -> int:
-    body, following = _piece(log, scan)
-    for batch in iter_batches(body):
-        for subject in batch.raw_subjects():
-            counts[subject] = counts.get(subject, 0) + 1
-    return following

@@ -36,6 +36,8 @@ class Pace:
         self._spent = 0.0
         """Time that answers have used, less the time since then that they have left to others."""
         self._counted_at = perf_counter()
+        self._has_begun = False
+        """True if answers have already used time in this turn of the loop."""
         self._is_open = True
         self._is_handing_on = False
         """True from the time at which a caller is woken to the end of its step."""
@@ -76,6 +78,9 @@ class Pace:
                 self._is_handing_on = True
                 asyncio.get_running_loop().call_soon(self._hand_on)
 
+    def _end_turn(self) -> None:
+        self._has_begun = False
+
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work`, and count its time in the event loop, without the time of its waits."""
         result: Result = await _Timed(work, self._clock, self._count)
@@ -91,9 +96,14 @@ class Pace:
 
     def _count(self, seconds: float) -> None:
         now = perf_counter()
-        left = now - seconds - self._counted_at
+        # Within a turn, other time is none that was left to others: the thread has waited for the
+        # interpreter lock or for a processor.
+        left = 0.0 if self._has_begun else now - seconds - self._counted_at
         self._counted_at = now
         self._spent = max(self._spent - left, 0.0) + seconds
+        if not self._has_begun:
+            self._has_begun = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
         if self._spent < TURN_SECONDS or not self._is_open:
             return
         seen, self._seen_bytes = self._seen_bytes, self._ingested_bytes()

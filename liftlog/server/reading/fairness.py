@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import threading
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Container, Hashable
+from collections.abc import AsyncIterator, Callable, Container, Generator, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
@@ -112,6 +112,10 @@ class FairQueue(Generic[Item]):
         members.setdefault(_FIRST, deque()).append(item)
         members.move_to_end(_FIRST, last=False)
 
+    def has_others(self, party: Hashable) -> bool:
+        """True if a party other than this one has an item."""
+        return len(self._waiting) > (party in self._waiting)
+
     def take(self, without: Container[Hashable] = ()) -> Item | None:
         """Return the next item of a party that is not in `without`; None if there is none."""
         party = next((one for one in self._waiting if one not in without), _FIRST)
@@ -164,7 +168,22 @@ class FairLock:
                 return
 
 
-_Job = tuple[Future[Any], Callable[[], Any]]
+_Job = tuple[Hashable, Future[Any], Callable[[], Any]]
+
+
+class _Running(threading.local):
+    """The job that the current thread runs for `FairThreads`."""
+
+    job: tuple[FairThreads, Hashable] | None = None
+
+
+_running = _Running()
+
+
+def others_wait() -> bool:
+    """Return True if another party waits for the thread that runs this job. A long job then ends
+    early, and its caller submits the rest as a further job. False outside `FairThreads`."""
+    return _running.job is not None and _running.job[0].has_others(_running.job[1])
 
 
 class FairThreads:
@@ -182,29 +201,76 @@ class FairThreads:
         """True while a job runs."""
         return self._running > 0
 
-    def of(self, party: Hashable, member: Hashable = None) -> Executor:
-        return _Place(self, party, member)
+    def of(self, party: Hashable, member: Hashable = None) -> Place:
+        return Place(self, party, member)
+
+    def has_others(self, party: Hashable) -> bool:
+        """True if a party other than this one waits."""
+        with self._lock:
+            return self._waiting.has_others(party)
 
     def submit(
         self, party: Hashable, member: Hashable, function: Callable[[], Result]
     ) -> Future[Result]:
         """Queue a job and return its future. Raises RuntimeError after `shutdown`."""
         future: Future[Result] = Future()
+        self._queue(party, member, future, function)
+        return future
+
+    def submit_steps(
+        self, party: Hashable, member: Hashable, steps: Generator[None, None, Result]
+    ) -> Future[Result]:
+        """Queue a long job that runs in steps, and return the future of its result. Each step is
+        queued as a job of its own, so other jobs have their turn after it. The future can be
+        cancelled between two steps. Raises RuntimeError after `shutdown`."""
+        whole: Future[Result] = Future()
+
+        def queue() -> None:
+            queued: Future[None] = Future()
+            queued.add_done_callback(lambda one: whole.cancel() if one.cancelled() else None)
+            self._queue(party, member, queued, step)
+
+        def step() -> None:
+            try:
+                if not whole.cancelled():
+                    next(steps)
+                    queue()
+            except StopIteration as end:
+                if whole.set_running_or_notify_cancel():
+                    whole.set_result(end.value)
+            except BaseException as error:  # noqa: BLE001 - as executors do: it is the future's
+                if whole.set_running_or_notify_cancel():
+                    whole.set_exception(error)
+
+        queue()
+        return whole
+
+    def _queue(
+        self,
+        party: Hashable,
+        member: Hashable,
+        future: Future[Result],
+        function: Callable[[], Result],
+    ) -> None:
         with self._lock:
-            self._waiting.put(party, member, (future, function))
+            self._waiting.put(party, member, (party, future, function))
         try:
             self._pool.submit(self._run_next)
         except RuntimeError:
             future.cancel()
             raise
-        return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Stop as `Executor.shutdown` does."""
         if cancel_futures:
-            while (job := self._take()) is not None:
-                job[0].cancel()
+            self._cancel_waiting()
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
+        if cancel_futures:
+            self._cancel_waiting()  # a job in steps may have queued its next step meanwhile
+
+    def _cancel_waiting(self) -> None:
+        while (job := self._take()) is not None:
+            job[1].cancel()
 
     def _take(self) -> _Job | None:
         with self._lock:
@@ -216,25 +282,32 @@ class FairThreads:
         job = self._take()
         if job is None:
             return
-        future, function = job
+        party, future, function = job
         if not future.set_running_or_notify_cancel():
             return
         self._add_running(1)
+        _running.job = self, party
         try:
             result = function()
         except BaseException as error:  # noqa: BLE001 - as executors do: it is the future's
-            self._add_running(-1)
+            self._end_running()
             future.set_exception(error)
         else:
-            self._add_running(-1)
+            self._end_running()
             future.set_result(result)
+
+    def _end_running(self) -> None:
+        _running.job = None
+        self._add_running(-1)
 
     def _add_running(self, count: int) -> None:
         with self._lock:
             self._running += count
 
 
-class _Place(Executor):
+class Place(Executor):
+    """The executor for the jobs of one member of a party."""
+
     def __init__(self, threads: FairThreads, party: Hashable, member: Hashable) -> None:
         self._threads, self._party, self._member = threads, party, member
 
@@ -246,6 +319,9 @@ class _Place(Executor):
         **kwargs: Arguments.kwargs,
     ) -> Future[Result]:
         return self._threads.submit(self._party, self._member, partial(fn, *args, **kwargs))
+
+    def submit_steps(self, steps: Generator[None, None, Result]) -> Future[Result]:
+        return self._threads.submit_steps(self._party, self._member, steps)
 
 
 class SpreadWork:

@@ -40,6 +40,7 @@ from liftlog.records.place import Place
 from liftlog.records.projection import project_batch
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
 from liftlog.server.reading.answer_builder import BATCH_BYTES, AnswerBuilder
+from liftlog.server.reading.fairness import others_wait
 from liftlog.server.reading.pieces import Piece, Stamps, chunks_from, chunks_in
 from liftlog.server.reading.scan import Scan, Scanned
 
@@ -50,6 +51,10 @@ SCAN_SECONDS = 0.03
 """Approximate limit of processor time for one answer; after that, other scans have their turn. A
 limit of bytes alone is not sufficient, because batches of one record, from synchronous publishers,
 take ten times as long per byte."""
+
+_SHARED_SECONDS = 0.01
+"""The same limit while another principal waits for the thread. The event loop takes most of the
+interpreter lock if it is busy, so a scan can take three times as long as its processor time."""
 
 MAX_ANSWER_BYTES = 1 * MIB
 """Limit of encoded bytes for one answer; a single larger record is sent as a whole. Unlike slices
@@ -106,7 +111,7 @@ class _Scanner:
         self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
         self._passed_bytes = 0  # bytes of the log, read or skipped
         self._others = selection.without_slots
-        self._deadline = time.thread_time() + SCAN_SECONDS
+        self._began = time.thread_time()
         self._skips_values = selection.values is None and (
             VALUE not in selection.columns or not selection.is_projection
         )
@@ -385,7 +390,10 @@ class _Scanner:
 
     def _is_late(self) -> bool:
         """True if the time limit has passed; always False before the first progress."""
-        return self._reached > self._scan.offset and time.thread_time() >= self._deadline
+        if self._reached <= self._scan.offset:
+            return False
+        spent = time.thread_time() - self._began
+        return spent >= SCAN_SECONDS or (spent >= _SHARED_SECONDS and others_wait())
 
     def _take_chunk(self, chunk: Chunk, partial: PartialPiece | None) -> bool:
         """Scan a chunk; return False if the answer is full or the scan has reached its end."""

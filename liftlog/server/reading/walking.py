@@ -15,6 +15,7 @@ from liftlog.errors import CorruptRange, OffsetOutOfRange
 from liftlog.log import Log
 from liftlog.records.columns.selection import Selection
 from liftlog.records.decode import Record, RecordBatch, decode_batch
+from liftlog.server.reading.fairness import others_wait
 from liftlog.server.reading.filtering import scan_log
 from liftlog.server.reading.scan import Scan
 
@@ -26,6 +27,9 @@ time that they take."""
 _KEPT_BYTES = 4 * 1024 * 1024
 """Limit of the bytes of records that are kept from one window."""
 _SHORT_SECONDS, _LONG_SECONDS = 0.03, 0.1
+"""A window that takes less or more time than this doubles or halves the next one."""
+_FAIR_PART = 0.25
+"""The part of these times that counts while another principal waits for the thread."""
 
 
 class Damage(NamedTuple):
@@ -145,9 +149,10 @@ class Backward:
         low = max(self._low, self.position - self._width)
         found, reached = _newest_in(self._log, Span(low, self.position), self._selection, limit)
         took = time.monotonic() - began
-        if took < _SHORT_SECONDS:
+        part = _FAIR_PART if others_wait() else 1.0
+        if took < part * _SHORT_SECONDS:
             self._width *= 2
-        elif took > _LONG_SECONDS:
+        elif took > part * _LONG_SECONDS:
             self._width = max(1, self._width // 2)
         self.position = reached
         self.at_end = reached <= max(self._low, self._log.log_start_offset)

@@ -74,10 +74,29 @@ async def test_time_that_answers_leave_to_others_is_no_debt(clock: Clock) -> Non
         received += 1
         pace.run_now(clock.pass_, 0.6 * TURN_SECONDS)
         assert pace.has_time
+        await asyncio.sleep(0)
         clock.pass_(0.6 * TURN_SECONDS)
     pace.run_now(clock.pass_, 0.6 * TURN_SECONDS)
     pace.run_now(clock.pass_, 0.6 * TURN_SECONDS)
     assert not pace.has_time
+
+
+async def test_short_steps_end_a_turn_also_while_the_thread_waits_for_a_processor(
+    clock: Clock,
+) -> None:
+    """The time between two steps of one turn of the loop is not left to others."""
+    processor = Clock()
+    pace = Pace(lambda: 0, processor)
+
+    def works() -> None:
+        processor.pass_(0.1 * TURN_SECONDS)
+        clock.pass_(0.3 * TURN_SECONDS)
+
+    steps = 0
+    while pace.has_time and steps < 100:
+        pace.run_now(works)
+        steps += 1
+    assert steps <= 11
 
 
 async def test_errors_and_cancellation_pass_through() -> None:

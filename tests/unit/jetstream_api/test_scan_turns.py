@@ -11,13 +11,15 @@ import pytest
 from support.disks.simfs import SimFileSystem
 from support.worlds.rewriting import add, keyed, row
 
+from liftlog.log import Log
 from liftlog.server.jetstream_api import lookups as module
 from liftlog.server.jetstream_api.inboxes import Inboxes
 from liftlog.server.jetstream_api.lookups import Lookup, open_lookup
 from liftlog.server.reading.fairness import FairThreads
+from liftlog.server.reading.scan import Scan, Scanned
 
 
-def opened(threads: FairThreads, log: object, inbox: str, inboxes: Inboxes) -> Lookup:
+def opened(threads: FairThreads, log: Log, inbox: str, inboxes: Inboxes) -> Lookup:
     host: Any = SimpleNamespace(
         name="s",
         log=log,
@@ -41,13 +43,13 @@ async def test_searches_from_many_inboxes_delay_another_principal_by_one_of_them
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searched: list[int] = []
-    counted = module._counted
+    scan_log = module.scan_log
 
-    def noted(*arguments: Any) -> tuple[int, int]:
+    def noted(log: Log, scan: Scan) -> Scanned:
         searched.append(1)
-        return counted(*arguments)
+        return scan_log(log, scan)
 
-    monkeypatch.setattr(module, "_counted", noted)
+    monkeypatch.setattr(module, "scan_log", noted)
     log = keyed(SimFileSystem())
     add(log, [[row(None, b"x", subject="s.a")]])
     threads, gate, inboxes = FairThreads(1, "test"), threading.Event(), Inboxes()

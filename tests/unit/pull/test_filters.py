@@ -17,11 +17,14 @@ from support.daemons.pull_inside import connections_of, unsent_bytes_of
 from liftlog.errors import CorruptRange, UnsupportedFormat
 from liftlog.log import Log
 from liftlog.log.files.filesystem import OsFile
+from liftlog.records.columns.selection import parse_selection
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.records.encode import EncodedBatch, encode_batch
 from liftlog.records.header import parse_header
 from liftlog.server.pull import limits
 from liftlog.server.reading import filtering, pieces
+from liftlog.server.reading.fairness import FairThreads
+from liftlog.server.reading.scan import Scan
 
 STAMP = 1_900_000_000_000_000_000
 BLOCK = b"NATS/1.0\r\nKind: %b\r\n\r\n"
@@ -211,6 +214,27 @@ async def test_a_slow_scan_ends_inside_what_it_read_at_once(
             answers += 1
         assert seen == list(range(102, 121, 2))
         assert answers == 20
+
+
+async def test_a_scan_is_short_while_another_principal_waits_for_the_thread(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filtering, "SCAN_SECONDS", 60)
+    monkeypatch.setattr(filtering, "_SHARED_SECONDS", 0)
+    monkeypatch.setattr(filtering, "_READ_BYTES", 500)
+    log = broker.streams["orders"].log
+    scan = Scan(1, None, 1 << 20, parse_selection(columns=["offset"]))
+    threads, gate = FairThreads(1, "test"), threading.Event()
+    threads.of("gate").submit(gate.wait, 60)
+    contested = threads.of("reader").submit(filtering.scan_log, log, scan)
+    threads.of("other").submit(int)
+    gate.set()
+    found = contested.result(60)
+    assert 1 < found.next_offset < 101
+    assert not found.caught_up
+    alone = threads.of("reader").submit(filtering.scan_log, log, scan)
+    assert alone.result(60).next_offset == 101
+    threads.shutdown()
 
 
 async def test_a_filtered_long_poll_sleeps_through_what_does_not_match(broker: LogBroker) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from liftlog.server.reading.fairness import FairThreads
+from liftlog.server.reading.fairness import FairThreads, others_wait
 
 
 class Bench:
@@ -55,6 +55,89 @@ def test_threads_are_busy_while_a_job_runs(bench: Bench) -> None:
     with pytest.raises(ValueError, match="as it is"):
         failing.result(60)
     assert not bench.threads.is_busy
+
+
+def test_a_job_knows_whether_another_party_waits(bench: Bench) -> None:
+    threads = bench.threads
+    alone = threads.of("alone").submit(others_wait)
+    own = [threads.of("crowd", member).submit(others_wait) for member in range(3)]
+    bench.go()
+    assert alone.result(60)  # the crowd waits
+    assert [one.result(60) for one in own] == [False] * 3
+    assert not others_wait()  # no job of these threads
+
+
+def test_a_job_of_other_threads_has_no_others(bench: Bench) -> None:
+    """The first pool's queue is long, but the second pool's job delays nobody."""
+    for number in range(3):
+        bench.ask("waits", f"party{number}")
+    others = FairThreads(1, "others")
+    assert not others.of("party").submit(others_wait).result(60)
+    others.shutdown()
+
+
+def steps(bench: Bench, label: str, count: int) -> Generator[None, None, str]:
+    for number in range(count):
+        bench.order.append(f"{label}{number}")
+        yield
+    return label
+
+
+def test_others_have_their_turn_between_two_steps(bench: Bench) -> None:
+    long = bench.threads.of("a").submit_steps(steps(bench, "long", 3))
+    own = bench.ask("own", "a", 1)
+    other = bench.ask("other", "b")
+    bench.go(own, other)
+    assert long.result(60) == "long"
+    assert bench.order == ["long0", "other", "own", "long1", "long2"]
+
+
+def test_a_step_that_fails_ends_the_job(bench: Bench) -> None:
+    def failing() -> Generator[None, None, None]:
+        yield
+        raise ValueError("as it is")
+
+    found = bench.threads.of("a").submit_steps(failing())
+    bench.go()
+    with pytest.raises(ValueError, match="as it is"):
+        found.result(60)
+    assert bench.threads.of("a").submit(len, "abc").result(60) == 3
+
+
+def test_a_job_in_steps_that_is_cancelled_ends_after_its_step(bench: Bench) -> None:
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def endless() -> Generator[None, None, None]:
+        while True:
+            bench.order.append("step")
+            reached.set()
+            goes_on.wait(60)
+            yield
+
+    found = bench.threads.of("a").submit_steps(endless())
+    bench.go()
+    assert reached.wait(60)
+    assert found.cancel()
+    goes_on.set()
+    assert bench.threads.of("a").submit(len, "abc").result(60) == 3
+    assert bench.order == ["step"]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_job_in_steps_ends_with_its_threads(bench: Bench, wait: bool) -> None:
+    reached = threading.Event()
+
+    def endless() -> Generator[None, None, None]:
+        while True:
+            reached.set()
+            yield
+
+    found = bench.threads.of("a").submit_steps(endless())
+    bench.go()
+    assert reached.wait(60)
+    bench.threads.shutdown(wait, cancel_futures=True)
+    with pytest.raises((CancelledError, RuntimeError)):
+        found.result(60)
 
 
 def test_many_connections_are_one_party(bench: Bench) -> None:
