@@ -52,7 +52,7 @@ SCAN_SECONDS = 0.03
 limit of bytes alone is not sufficient, because batches of one record, from synchronous publishers,
 take ten times as long per byte."""
 
-_SHARED_SECONDS = 0.01
+SHARED_SECONDS = 0.01
 """The same limit while another principal waits for the thread. The event loop takes most of the
 interpreter lock if it is busy, so a scan can take three times as long as its processor time."""
 
@@ -393,7 +393,7 @@ class _Scanner:
         if self._reached <= self._scan.offset:
             return False
         spent = time.thread_time() - self._began
-        return spent >= SCAN_SECONDS or (spent >= _SHARED_SECONDS and others_wait())
+        return spent >= SCAN_SECONDS or (spent >= SHARED_SECONDS and others_wait())
 
     def _take_chunk(self, chunk: Chunk, partial: PartialPiece | None) -> bool:
         """Scan a chunk; return False if the answer is full or the scan has reached its end."""

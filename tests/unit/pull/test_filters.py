@@ -220,7 +220,7 @@ async def test_a_scan_is_short_while_another_principal_waits_for_the_thread(
     broker: LogBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filtering, "SCAN_SECONDS", 60)
-    monkeypatch.setattr(filtering, "_SHARED_SECONDS", 0)
+    monkeypatch.setattr(filtering, "SHARED_SECONDS", 0)
     monkeypatch.setattr(filtering, "_READ_BYTES", 500)
     log = broker.streams["orders"].log
     scan = Scan(1, None, 1 << 20, parse_selection(columns=["offset"]))
