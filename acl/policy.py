@@ -41,8 +41,8 @@ class Decision(NamedTuple):
 
 
 class ReadDecision(NamedTuple):
-    """A decision about reading. Only records on `subjects` may be read; None stands for all. The
-    caller must enforce this with a filter."""
+    """A decision about reading or erasing. It concerns only records on `subjects`; None stands for
+    all. The caller must enforce this with a filter."""
 
     allowed: bool
     explanation: str
@@ -193,8 +193,9 @@ class Policy:
         allowed pattern. For `work`, it is the name of the consumer. Without a name, the method
         decides whether the principal may use at least one consumer. For `read`, it is the pattern
         to filter by. Without a pattern the decision concerns all subjects, so a principal that may
-        read only some subjects (see `readable_subjects`) is denied. Raises ValueError for an
-        unknown operation.
+        read only some subjects (see `readable_subjects`) is denied. For `erase`, it is the pattern
+        whose records are erased; without a pattern the method decides whether the principal may
+        erase records on at least one subject. Raises ValueError for an unknown operation.
         """
         if operation not in OPERATIONS:
             raise ValueError(f"unknown operation {operation!r}")
@@ -206,7 +207,7 @@ class Policy:
             return Decision(False, f"denied: no rule allows {principal} to {what}")
         if operation == "work":
             return _decide_work(principal, what, rules, subject)
-        if operation not in ("create", "read"):
+        if operation not in ("create", "read", "erase") or (operation == "erase" and not subject):
             return _allowed(principal, what, rules[0])
         if subject is not None and not is_valid_pattern(subject):
             return Decision(False, f"denied: {_show(subject)} is not a NATS subject")
@@ -216,10 +217,15 @@ class Policy:
 
     def decide_read(self, principal: str, stream: str) -> ReadDecision:
         """Decide whether `principal` may read records of `stream`, and on which subjects."""
-        rules = self._covering(principal, "read", stream)
+        return self.decide_subjects(principal, "read", stream)
+
+    def decide_subjects(self, principal: str, operation: Operation, stream: str) -> ReadDecision:
+        """Decide whether `principal` may read or erase records of `stream`, and on which
+        subjects."""
+        rules = self._covering(principal, operation, stream)
         if not rules:
-            return ReadDecision(False, self.decide(principal, "read", stream).explanation, ())
-        what = f"read stream {_show(stream)}"
+            return ReadDecision(False, self.decide(principal, operation, stream).explanation, ())
+        what = f"{IN_WORDS[operation]} stream {_show(stream)}"
         for rule in rules:
             if rule.subjects is None:
                 return ReadDecision(True, _allowed(principal, what, rule).explanation, None)

@@ -129,13 +129,8 @@ class _Reader:
             self._say(at, "`create` needs `attach`: the NATS subjects that a stream may record")
         if "attach" in item and allow and "create" not in allow:
             self._say((*at, "attach"), "has no effect without `create` in `allow`")
-        if "subjects" in item and allow and "read" not in allow:
-            self._say((*at, "subjects"), "has no effect without `read` in `allow`")
-        if "subjects" in item and "erase" in allow:
-            self._say(
-                (*at, "subjects"),
-                "does not limit `erase`: allow `erase` in a rule without `subjects`",
-            )
+        if "subjects" in item and allow and not {"read", "erase"} & set(allow):
+            self._say((*at, "subjects"), "has no effect without `read` or `erase` in `allow`")
         if "deliver" in item and allow and "read" not in allow:
             self._say((*at, "deliver"), "has no effect without `read` in `allow`")
         if "consumers" in item and allow and "work" not in allow:

@@ -61,9 +61,9 @@ class Principal:
 class Rule:
     """Allows `operations` on the streams that match one of the patterns in `streams`.
 
-    `subjects` limits reading to records on these subjects (None: all). `attach` holds the NATS
-    subjects that a created stream may record. `deliver`, only in the section `nats`, holds the
-    subjects to which clients may request delivery, in addition to inboxes. `consumers` limits
+    `subjects` limits reading and erasing to records on these subjects (None: all). `attach` holds
+    the NATS subjects that a created stream may record. `deliver`, only in the section `nats`, holds
+    the subjects to which clients may request delivery, in addition to inboxes. `consumers` limits
     `work` to consumers whose names match one of these patterns (None: all).
     """
 

@@ -36,6 +36,7 @@ NAMES = {
     "Work": "SyncWork",
     "Worker": "SyncWorker",
     "ConsumerCalls": "SyncConsumerCalls",
+    "ErasureCalls": "SyncErasureCalls",
     "Publisher": "SyncPublisher",
     "GroupConsumer": "SyncGroupConsumer",
     "Heartbeats": "SyncHeartbeats",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from acl.policy import Policy
     from acl.rules import Principal
 
-_OPERATIONS = ("create", "delete", "read", "commit", "work", "admin", "replicate")
+_OPERATIONS = ("create", "delete", "read", "commit", "work", "admin", "erase", "replicate")
 _ALGORITHMS = ("argon2id", "sha256")
 _MAX_SECRET_CHARACTERS = 400
 
@@ -163,9 +163,9 @@ def explain(
     """Explain whether PRINCIPAL is allowed OPERATION on STREAM, and by which rule.
 
     SUBJECT is a NATS subject or pattern. For create it is the subject of the new stream. For read
-    it is the subject to read. Without SUBJECT, the command shows all subjects of the stream that
-    PRINCIPAL may read. For work, SUBJECT is the name of a consumer. The exit code is 9 if the
-    operation is denied.
+    and erase it is the subject of the records. Without SUBJECT, the command shows all subjects of
+    the stream that PRINCIPAL may read or erase. For work, SUBJECT is the name of a consumer. The
+    exit code is 9 if the operation is denied.
 
     \b
     Examples:
@@ -175,15 +175,16 @@ def explain(
     policy = _policy(file, config)
     style = output_format()
     subjects: tuple[str, ...] | None = None
-    if operation == "read" and subject is None:
-        allowed, explanation, subjects = policy.decide_read(principal, stream)
+    by_subject = operation in ("read", "erase") and subject is None
+    if by_subject:
+        allowed, explanation, subjects = policy.decide_subjects(principal, operation, stream)
     else:
         allowed, explanation = policy.decide(principal, operation, stream, subject)
     if style == "table":
         click.echo(printable(explanation))
     else:
         found: dict[str, Any] = {"allowed": allowed, "explanation": explanation}
-        if allowed and operation == "read" and subject is None:
+        if allowed and by_subject:
             found["subjects"] = None if subjects is None else list(subjects)
         write_object(found, style)
     return ExitCode.OK if allowed else ExitCode.DENIED
@@ -198,8 +199,8 @@ def explain(
 def who(operation: Any, stream: str, file: Path | None, config: Path | None) -> ExitCode:
     """List the principals that are allowed OPERATION on STREAM.
 
-    For read, the list includes principals that may read only some subjects of the stream. The exit
-    code is 9 if the list is empty.
+    For read and erase, the list includes principals that may read or erase only some subjects of
+    the stream. The exit code is 9 if the list is empty.
 
     \b
     Examples:
@@ -211,8 +212,10 @@ def who(operation: Any, stream: str, file: Path | None, config: Path | None) -> 
     found: list[dict[str, Any]] = []
     for principal in policy.principals:
         subjects: tuple[str, ...] | None = None
-        if operation == "read":
-            allowed, explanation, subjects = policy.decide_read(principal.name, stream)
+        if operation in ("read", "erase"):
+            allowed, explanation, subjects = policy.decide_subjects(
+                principal.name, operation, stream
+            )
         else:
             allowed, explanation = policy.decide(principal.name, operation, stream)
         if allowed:

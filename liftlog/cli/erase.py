@@ -1,12 +1,15 @@
-"""`liftlog erase`: hides records of a stream from every reader, by their offsets."""
+"""`liftlog erase`: hides records of a stream from every reader."""
 
 from __future__ import annotations
 
+import os
 import re
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from acl.subjects import overlap_any, why_invalid
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.lib.options import (
     connect_to_server,
@@ -16,13 +19,19 @@ from liftlog.cli.lib.options import (
 )
 from liftlog.cli.lib.output import say, write_object
 from liftlog.cli.lib.problems import confirmed, note
+from liftlog.cli.lib.ranges import TIME_HELP, time_of
 from liftlog.cli.lib.suggestions import complete_stream
 from liftlog.cli.lib.text import plural, printable
 
 if TYPE_CHECKING:
+    from liftlog.client import Filter, SyncClient
     from liftlog.protocol.administration import Erased
+    from liftlog.protocol.described import StreamInfo
 
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
+_SEARCH_SECONDS = 600.0
+"""Time limit of a request, in seconds. A search reads a large stream in several seconds, and waits
+for the other readers."""
 
 
 def _ranges(
@@ -40,63 +49,199 @@ def _ranges(
     return ranges
 
 
+class Selected(NamedTuple):
+    """The selection of the command line."""
+
+    ranges: list[tuple[int, int]]
+    subjects: tuple[str, ...]
+    keys: tuple[str, ...]
+    headers: tuple[str, ...]
+    since: datetime | None
+    until: datetime | None
+
+    def filter(self) -> Filter | None:
+        from liftlog.client import Filter
+
+        if not (self.subjects or self.keys or self.headers):
+            return None
+        keys = [os.fsencode(key) for key in self.keys]  # the bytes that the shell passed
+        return Filter(self.subjects or None, keys or None, self.headers or None)
+
+
 @click.command()
 @click.argument("stream", shell_complete=complete_stream)
 @click.option(
     "--offset",
     "ranges",
     multiple=True,
-    required=True,
     callback=_ranges,
     metavar="N|FIRST-LAST",
     help="The offset of a record, or the first and the last offset of a range. Can be repeated.",
 )
+@click.option(
+    "--subject",
+    "subjects",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only records whose subject matches this pattern, with NATS wildcards. Can be repeated: "
+    "records that match any of the patterns.",
+)
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="KEY",
+    help="Only records with this key. Can be repeated: records with any of the keys.",
+)
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Only records with this header. Can be repeated: records with all of the headers.",
+)
+@click.option(
+    "--since", callback=time_of, metavar="TIME", help=f"Only records from then on: {TIME_HELP}."
+)
+@click.option(
+    "--until", callback=time_of, metavar="TIME", help="Only records before then, as for --since."
+)
 @click.option("--reason", "-r", default="", help="Why; stored in the stream's list of erasures.")
-@click.option("--dry-run", is_flag=True, help="Only count the records.")
+@click.option("--dry-run", is_flag=True, help="Only count the records, and show where they are.")
 @click.option("--yes", "-y", "--force", "-f", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
 def erase(
-    stream: str, ranges: list[tuple[int, int]], reason: str, dry_run: bool, assume_yes: bool
+    stream: str,
+    ranges: list[tuple[int, int]],
+    subjects: tuple[str, ...],
+    keys: tuple[str, ...],
+    headers: tuple[str, ...],
+    since: datetime | None,
+    until: datetime | None,
+    reason: str,
+    dry_run: bool,
+    assume_yes: bool,
 ) -> ExitCode:
     """Erase records of STREAM, permanently.
 
-    When the command ends, no reader gets one of these records any more, also after a restart. Their
-    bytes stay in the files of the daemon until it rewrites them, and in backups and exports.
-    Streams of a cluster cannot erase records yet.
+    A record is erased if all given options match it. Records that arrive after the command has
+    begun are not erased. When the command ends, no reader gets one of the records any more, also
+    after a restart. Their bytes stay in the files of the daemon until it rewrites them, and in
+    backups and exports. Streams of a cluster cannot erase records yet.
 
     \b
     Examples:
       liftlog erase orders --offset 4711 --reason 'request 17'
       liftlog erase orders --offset 4711 --offset 5000-5999 --dry-run
+      liftlog erase orders --subject 'orders.*.customer.17' --until 2026-01-31
+      liftlog erase orders --key 17 --header 'Source=shop'
     """
+    wanted = Selected(ranges, subjects, keys, headers, since, until)
+    if not any(wanted):
+        raise click.UsageError(
+            "Select records with --offset, --subject, --key, --header, --since or --until.",
+            click.get_current_context(),
+        )
+    for pattern in subjects:
+        if (problem := why_invalid(pattern)) is not None:
+            raise click.BadParameter(f"{pattern!r}: {problem}", param_hint="--subject")
     style = output_format()
-    with connect_to_server() as client:
+    with connect_to_server(request_timeout=_SEARCH_SECONDS) as client:
         found = client.describe_stream(stream)
-        erased = client.erase(stream, ranges, dry_run=True, incarnation=found.incarnation)
-        what = f"{plural(erased.count, 'record')} of {printable(stream)}"
+        erased = _ask(client, wanted, found, dry_run=True)
+        if style == "table":
+            _preview(found, wanted, erased)
         if not dry_run and erased.count:
+            what = f"{plural(erased.count, 'record')} of {printable(stream)}"
             if not assume_yes and not confirmed(f"Erase {what}?"):
                 note("Nothing was erased.")
                 return ExitCode.FAILED
-            erased = client.erase(stream, ranges, reason=reason, incarnation=found.incarnation)
-            what = f"{plural(erased.count, 'record')} of {printable(stream)}"
+            # Exactly the records of the preview: later ones lie above its end.
+            first = wanted._replace(ranges=_below(wanted.ranges, erased.end_offset))
+            erased = _ask(client, first, found, reason=reason)
     if style != "table":
         write_object(_shown(stream, erased, dry_run), style)
-    elif dry_run:
-        say(f"{what} would be erased")
-    else:
-        say(f"{what} erased" + (f" ({erased.erasure_id})" if erased.erasure_id else ""))
-    for first, end in erased.unreadable_ranges:
-        note(f"offsets {first:,} to {end - 1:,} cannot be read, and are not erased")
+    elif not dry_run and erased.count:
+        what = f"{plural(erased.count, 'record')} of {printable(stream)}"
+        say(f"{what} erased ({erased.erasure_id})")
+    for first_offset, end in erased.unreadable_ranges:
+        note(f"offsets {first_offset:,} to {end - 1:,} cannot be read, and are not erased")
     return ExitCode.FAILED if erased.unreadable_ranges else ExitCode.OK
 
 
-def _shown(stream: str, erased: Erased, dry_run: bool) -> dict[str, object]:
+def _ask(
+    client: SyncClient,
+    wanted: Selected,
+    found: StreamInfo,
+    *,
+    reason: str = "",
+    dry_run: bool = False,
+) -> Erased:
+    return client.erase(
+        found.name,
+        wanted.ranges,
+        filter=wanted.filter(),
+        since=wanted.since,
+        until=wanted.until,
+        reason=reason,
+        dry_run=dry_run,
+        incarnation=found.incarnation,
+    )
+
+
+def _below(ranges: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """Return the ranges without offsets from `end` on; all offsets below it if there are none."""
+    return [(low, min(high, end)) for low, high in ranges or [(0, end)] if low < end]
+
+
+def _preview(found: StreamInfo, wanted: Selected, erased: Erased) -> None:
+    """Print the records that would be erased."""
+    name = printable(found.name)
+    if not erased.count:
+        say(f"No record of {name} matches; nothing is erased.")
+        for hint in _why_none(found, wanted):
+            note(hint)
+        return
+    first, last = erased.first_offset or 0, erased.last_offset or 0
+    where = f"at offset {first:,}"
+    if erased.count > 1:
+        where = f"from offset {first:,} to {last:,}"
+        if erased.range_count > 1:
+            where = f"in {erased.range_count:,} ranges {where}"
+    say(f"{plural(erased.count, 'record')} of {name} {where}")
+    if erased.subjects:
+        say(f"Subjects include: {', '.join(map(printable, erased.subjects))}")
+    note("Backups and exports that were made before still contain these records.")
+
+
+def _why_none(found: StreamInfo, wanted: Selected) -> list[str]:
+    """Return remarks on a selection without records."""
+    hints = []
+    start, end = found.log_start_offset, found.high_watermark
+    if start == end:
+        hints.append("The stream has no records.")
+    elif wanted.ranges and all(low >= end or high <= start for low, high in wanted.ranges):
+        hints.append(f"The stream has the offsets {start:,} to {end - 1:,}.")
+    recorded = found.recorded_subjects
+    shown = ", ".join(map(printable, recorded))
+    hints += [
+        f"The stream records {shown}, and no subject that matches {printable(pattern)}."
+        for pattern in wanted.subjects
+        if recorded and not overlap_any(recorded, (pattern,))
+    ]
+    return hints
+
+
+def _shown(stream: str, erased: Erased, dry_run: bool) -> dict[str, Any]:
     return {
         "name": stream,
         "dry_run": dry_run,
         "records": erased.count,
         "erasure": erased.erasure_id,
+        "first_offset": erased.first_offset,
+        "last_offset": erased.last_offset,
+        "ranges": erased.range_count,
+        "subjects": erased.subjects,
         "unreadable": [list(one) for one in erased.unreadable_ranges],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 from liftlog.client.reading.batches import FetchAnswer
@@ -10,6 +11,7 @@ from liftlog.client.reading.read_options import (
     Column,
     Filter,
     Start,
+    nanoseconds,
     not_selected,
     selection_fields,
     start_fields,
@@ -66,18 +68,33 @@ def truncate_request(name: str, offset: int, incarnation: str | None) -> Truncat
 def erase_request(
     name: str,
     ranges: Sequence[tuple[int, int]],
+    *,
+    filter: Filter | None,
+    since: datetime | None,
+    until: datetime | None,
     reason: str,
     dry_run: bool,
     incarnation: str | None,
 ) -> EraseRecords:
     borders = [border for pair in ranges for border in pair]
-    if not all(isinstance(one, int) and one >= 0 for one in borders) or not borders:
+    if not all(isinstance(one, int) and one >= 0 for one in borders):
         raise InvalidArgument(f"{list(ranges)!r} are not ranges of offsets")
     if len(ranges) > MAX_ERASED_RANGES:
         raise InvalidArgument(
             f"{len(ranges)} ranges are more than the {MAX_ERASED_RANGES} of one request"
         )
-    return EraseRecords(name, borders, reason, dry_run, incarnation)
+    fields = {} if filter is None else filter.fields()
+    for name_of, time in (("since", since), ("until", until)):
+        if time is None:
+            continue
+        if not isinstance(time, datetime):
+            raise InvalidArgument(f"{name_of}={time!r} is not a datetime")
+        fields[f"{name_of}_ns"] = nanoseconds(time)
+    if not borders and not fields:
+        raise InvalidArgument(
+            "no records are selected", hint="pass ranges of offsets, a filter or a time"
+        )
+    return EraseRecords(name, borders, reason, dry_run, incarnation, **fields)
 
 
 def milliseconds(seconds: float) -> int:

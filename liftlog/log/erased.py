@@ -125,6 +125,47 @@ class ErasedSet:
                     found.append((base + first, base + at))
         return found
 
+    @property
+    def range_count(self) -> int:
+        """The number of ranges of the set, as `ranges` divides it."""
+        count, before = 0, -1
+        for number in self._numbers:
+            bits = self.chunks[number]
+            count += len(bits) - bits.intersection_cardinality(bits.shift(1))
+            joins = before == number - 1 and 0 in bits
+            if joins and CHUNK_OFFSETS - 1 in self.chunks[before]:
+                count -= 1
+            before = number
+        return count
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the bitmaps in the portable format, in bytes."""
+        return sum([_size_of(bits) for bits in self.chunks.values()])
+
+    def offset_at(self, rank: int) -> int:
+        """Return the offset of this rank: 0 for the lowest one. Raises IndexError."""
+        for number in self._numbers:
+            bits = self.chunks[number]
+            if rank < len(bits):
+                return (number << CHUNK_BITS) + int(bits[rank])
+            rank -= len(bits)
+        raise IndexError(rank)
+
+    def divided(self, most_bytes: int) -> list[ErasedSet]:
+        """Divide the set into sets of about `most_bytes`, the lowest offsets first. A chunk stays
+        whole. Leaves out the unreadable files."""
+        parts: list[dict[int, BitMap]] = []
+        room = 0
+        for number in self._numbers:
+            size = _size_of(self.chunks[number])
+            if size > room or not parts:
+                parts.append({})
+                room = most_bytes
+            parts[-1][number] = self.chunks[number]
+            room -= size
+        return [ErasedSet(chunks) for chunks in parts]
+
     def next_at(self, offset: int) -> int | None:
         """Return the first offset at or after `offset` that is in the set or in the range of an
         unreadable file; None if there is none."""
@@ -236,6 +277,10 @@ class ErasedSet:
     def from_plain(cls, content: Iterable[tuple[int, str]]) -> ErasedSet:
         """Return the set of `to_plain`."""
         return cls({number: parse_bitmap(base64.b64decode(text)) for number, text in content})
+
+
+def _size_of(bits: BitMap) -> int:
+    return len(bits.serialize())
 
 
 def _next_bit(bits: BitMap, at: int) -> int | None:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 MOST_FILES_PER_CHUNK = 16
 MOST_BYTES = 8 * 1024 * 1024
-"""Maximum size of the bitmaps of one erasure, in bytes."""
+"""Approximate limit of the size of the bitmaps that one write of the manifest lists, in bytes."""
+MOST_MEMORY_BYTES = 64 * 1024 * 1024
+"""Maximum size of the bitmaps of all erased records of a log, in bytes."""
 _TRIES = 3
 
 
@@ -167,7 +169,8 @@ def erase(state: LogState, wanted: ErasedSet, chosen: Chosen | None = None) -> S
 
     Returns what it has erased. Records that cannot be read are not erased. Raises LimitExceeded if
     the offsets are too many and too scattered, StorageError, DiskFull, UnsupportedFormat; after an
-    error the view is unchanged, and after a stop all of them are erased or none.
+    error the view is unchanged, and after a stop all of them are erased or none. A set of more than
+    `MOST_BYTES` is erased in several steps; after an error or a stop, the first ones may be done.
     """
     if chosen is None:
         chosen = choose(state, wanted)
@@ -182,8 +185,19 @@ def erase(state: LogState, wanted: ErasedSet, chosen: Chosen | None = None) -> S
 
 
 def _hide(state: LogState, found: Selection) -> Selection:
-    if found.offsets:
-        _add(state, found.offsets)
+    """Hide these records. The caller holds `lock`. Raises LimitExceeded, OSError."""
+    if not found.offsets:
+        return found
+    before = state.view.erased
+    size = found.offsets.size_bytes + (0 if before is None else before.size_bytes)
+    if size > MOST_MEMORY_BYTES:
+        raise LimitExceeded(
+            f"{len(found.offsets)} records are too many and too scattered: with them, the offsets "
+            f"of all erased records take {size >> 20} MiB",
+            hint="erase fewer records, or truncate the stream",
+        )
+    for part in found.offsets.divided(MOST_BYTES):
+        _add(state, part)
     return found
 
 
@@ -201,11 +215,6 @@ def _same_records(before: ReadView, now: ReadView) -> bool:
 
 def _add(state: LogState, offsets: ErasedSet) -> None:
     """Write and list the files of these offsets. The caller holds `lock`. Raises OSError."""
-    if sum([len(bits.serialize()) for bits in offsets.chunks.values()]) > MOST_BYTES:
-        raise LimitExceeded(
-            f"{len(offsets)} records are too many and too scattered for one request",
-            hint="erase them in several requests",
-        )
     view = state.view
     after = offsets if view.erased is None else view.erased | offsets
     with _Files(state) as files:

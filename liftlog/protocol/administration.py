@@ -16,6 +16,7 @@ from liftlog.protocol.wire import wire as key
 _MAX_LEASES = 1000
 MAX_EXTENTS = 4096
 MAX_ERASED_RANGES = 4096
+MAX_SHOWN_SUBJECTS = 8
 
 
 # --- requests -------------------------------------------------------------------
@@ -72,15 +73,25 @@ class TruncateStream(Message):
 
 
 class EraseRecords(Message):
-    """Hides the records in some ranges of offsets from all readers. `borders` are the first offset
-    and the end of each range. With `dry_run`, only counts them."""
+    """Hides records from all readers: those in some ranges of offsets that match a filter.
+
+    `borders` are the first offset and the end of each range; without ranges, all offsets count. The
+    filters are those of `fetch`; a record must match all that are given. `since_ns` and `until_ns`
+    are the bounds of its timestamp, the second one exclusive. With `dry_run`, only counts the
+    records.
+    """
 
     KIND: ClassVar[str] = "erase"
     stream: str = key("s", NAME)
-    borders: list[int] = key("o", array_of(uint(), 2 * MAX_ERASED_RANGES))
+    borders: list[int] = key("o", array_of(uint(), 2 * MAX_ERASED_RANGES), default_factory=list)
     reason: str = key("r", LABEL, default="")
     dry_run: bool = key("d", BOOL, default=False)
     incarnation: str | None = key("x", LABEL, default=None)
+    filter_subjects: list[str] | None = key("fs", array_of(text(1024), 64), default=None)
+    filter_keys: list[bytes] | None = key("fk", array_of(raw(0, 65_536), 1024), default=None)
+    filter_headers: list[str] | None = key("fh", array_of(text(4096), 16), default=None)
+    since_ns: int | None = key("fb", uint(), default=None)
+    until_ns: int | None = key("fa", uint(), default=None)
 
     @property
     def is_repeatable(self) -> bool:
@@ -90,6 +101,12 @@ class EraseRecords(Message):
     @property
     def ranges(self) -> list[tuple[int, int]]:
         return list(zip(self.borders[::2], self.borders[1::2], strict=False))
+
+    @property
+    def selects(self) -> bool:
+        """True if the request has a filter or a bound of time."""
+        filters = (self.filter_subjects, self.filter_keys, self.filter_headers)
+        return any(one is not None for one in (*filters, self.since_ns, self.until_ns))
 
 
 class AcquireLease(Message):
@@ -215,13 +232,24 @@ class ExtentsAnswer(Message):
 
 class Erased(Message):
     """Answer to erase. `count` is the number of records that are hidden now, or would be hidden.
-    `unreadable` are the borders of ranges whose records cannot be read: these are not erased."""
+
+    These records lie in `range_count` ranges without other records in between, from `first_offset`
+    to `last_offset`; both are None if there is no record. Only records below `end_offset`, the high
+    watermark at the start of the search, were looked at. `subjects` are some of their subjects, if
+    the caller may read them. `unreadable` are the borders of ranges whose records cannot be read:
+    these are not erased.
+    """
 
     KIND: ClassVar[str] = "erased"
     count: int = key("c", uint())
     erasure_id: str = key("e", LABEL, default="")
     dry_run: bool = key("d", BOOL, default=False)
     unreadable: list[int] = key("u", array_of(uint(), 2 * MAX_ERASED_RANGES), default_factory=list)
+    first_offset: int | None = key("f", uint(), default=None)
+    last_offset: int | None = key("l", uint(), default=None)
+    range_count: int = key("n", uint(), default=0)
+    end_offset: int = key("h", uint(), default=0)
+    subjects: list[str] = key("j", array_of(text(4096), MAX_SHOWN_SUBJECTS), default_factory=list)
 
     @property
     def unreadable_ranges(self) -> list[tuple[int, int]]:

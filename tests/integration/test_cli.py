@@ -78,7 +78,8 @@ def test_erase(liftlog: Cli, stream: str) -> None:
     asked = liftlog("erase", stream, "--offset", "2", "--offset", "5-6", stdin=b"n\n")
     assert asked.exit_code == ExitCode.USAGE  # nobody is there to be asked
     tried = liftlog.ok("erase", stream, "--offset", "2", "--offset", "5-6", "--dry-run")
-    assert f"3 records of {stream} would be erased" in tried
+    assert f"3 records of {stream} in 2 ranges from offset 2 to 6" in tried
+    assert f"Subjects include: {stream}.a" in tried
     arguments = (
         "erase",
         stream,
@@ -91,7 +92,7 @@ def test_erase(liftlog: Cli, stream: str) -> None:
         "--yes",
     )
     assert f"3 records of {stream} erased (" in liftlog.ok(*arguments)
-    assert f"0 records of {stream} erased" in liftlog.ok(*arguments)
+    assert f"No record of {stream} matches" in liftlog.ok(*arguments)
     left = [
         one["offset"] for one in liftlog.objects("consume", stream, "--from", "1", "--until-end")
     ]
@@ -99,6 +100,44 @@ def test_erase(liftlog: Cli, stream: str) -> None:
     assert liftlog("get", stream, "5").exit_code == ExitCode.NOT_FOUND
     for bad in ("x", "5-3", "-1", "1-"):
         assert liftlog("erase", stream, "--offset", bad, "-y").exit_code == ExitCode.USAGE
+    past = liftlog("erase", stream, "--offset", "900-1000", "-y")
+    assert (past.exit_code, past.stderr.strip()) == (0, "The stream has the offsets 1 to 7.")
+
+
+def test_erase_what_matches(liftlog: Cli, stream: str) -> None:
+    for number in range(1, 13):
+        liftlog.ok(
+            "pub", f"{stream}.{'ab'[number % 2]}", f"v{number}", "--header", f"N:{number % 3}"
+        )
+    began = [one["timestamp"] for one in liftlog.objects("consume", stream, "--until-end")]
+    tried = liftlog.ok("erase", stream, "--subject", f"{stream}.a", "--header", "N=0", "--dry-run")
+    assert f"2 records of {stream} in 2 ranges from offset 6 to 12" in tried
+    assert f"Subjects include: {stream}.a" in tried
+    shown = json.loads(
+        liftlog.ok(
+            "erase", stream, "--subject", f"{stream}.a", "--header", "N=0", "-y", "-o", "json"
+        )
+    )
+    assert (shown["records"], shown["ranges"], shown["first_offset"]) == (2, 2, 6)
+    left = [one["offset"] for one in liftlog.objects("consume", stream, "--until-end")]
+    assert left == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    for bad in (
+        ["--subject", "a..b"],
+        ["--header", "a b"],
+        ["--since", "17"],
+        ["--since", "soon"],
+        ["--since", "1m", "--until", "2m"],
+        [],
+    ):
+        refused = liftlog("erase", stream, *bad, "-y")
+        assert refused.exit_code == ExitCode.USAGE, bad
+        assert "Traceback" not in refused.stderr
+    typo = liftlog("erase", stream, "--subject", "x.y", "-y")
+    assert f"The stream records {stream}.>, and no subject that matches x.y." in typo.stderr
+    old = ["--since", "@1767225600", "--until", began[3], "--offset", "2-90"]
+    assert f"2 records of {stream} erased" in liftlog.ok("erase", stream, *old, "-y")
+    left = [one["offset"] for one in liftlog.objects("consume", stream, "--until-end")]
+    assert left == [1, 4, 5, 7, 8, 9, 10, 11]
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "_offsets", "x" * 129, "ü"])

@@ -89,6 +89,32 @@ def position_of(context: click.Context, parameter: click.Parameter, value: str) 
         raise click.BadParameter(str(error), context, parameter) from None
 
 
+def time_of(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> datetime | None:
+    """Parse a time (callback of an option)."""
+    try:
+        return None if value is None else _only_time(value, datetime.now(UTC))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
+TIME_HELP = (
+    "5m or 1h30m (ago), or a time: 2026-01-31, 2026-01-31T12:00:00Z, yesterday, or @1767225600 "
+    "(seconds since 1970)"
+)
+
+
+def _only_time(text: str, now: datetime) -> datetime:
+    try:
+        found = parse_position(text, now)
+    except NotUnderstood:
+        found = None
+    if not isinstance(found, datetime):
+        raise ValueError(f"{text!r} is not a time: use {TIME_HELP}")
+    return found
+
+
 def parse_position(text: str, now: datetime) -> Position:
     """Parse a position. A time without a zone is local time. Raises ValueError, which lists the
     accepted forms."""

@@ -8,6 +8,7 @@ group         `GroupConsumer`: a member of a consumer group
 worker        `Worker`: gets messages of a consumer with acks, and acks them
 consumer_calls
               the calls for consumers with acks
+erasure_calls the calls that erase records, and ask about erasures
 consuming_block
               common part of both consumers: `async with`, and batches
 dead_letters  publishes records that could not be processed to another subject

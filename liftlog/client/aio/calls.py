@@ -7,13 +7,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from liftlog.client.aio.consumer_calls import ConsumerCalls
+from liftlog.client.aio.erasure_calls import ErasureCalls
 from liftlog.client.requests import (
     DEFAULT_STEP_BYTES,
     DEFAULT_TTL_SECONDS,
     PassWatch,
     create_request,
-    erase_request,
     milliseconds,
     renewal_request,
     truncate_request,
@@ -22,7 +21,6 @@ from liftlog.client.requests import (
 from liftlog.protocol.administration import (
     AcquireLease,
     DaemonAnswer,
-    Erased,
     ExtentsAnswer,
     LeaseAnswer,
     LeasesAnswer,
@@ -84,7 +82,7 @@ from liftlog.protocol.replication import (
 )
 
 
-class Calls(ConsumerCalls):
+class Calls(ErasureCalls):
     """Calls that send one request. A call that gets no answer within `request_timeout` seconds
     raises RequestTimeout."""
 
@@ -275,30 +273,6 @@ class Calls(ConsumerCalls):
         """
         request = truncate_request(name, offset, incarnation)
         return (await self._call(request, StreamAnswer)).info
-
-    async def erase(
-        self,
-        name: str,
-        ranges: Sequence[tuple[int, int]],
-        *,
-        reason: str = "",
-        dry_run: bool = False,
-        incarnation: str | None = None,
-    ) -> Erased:
-        """Erase the records in some ranges of offsets, each [first, next).
-
-        The erasure is durable on return. No read that begins afterwards shows one of the records.
-        The bytes of the records stay in the files of the daemon until it rewrites their segments.
-        `count` in the result is the number of erased records, and `unreadable_ranges` are parts
-        whose records are damaged, so that they could not be erased. With `dry_run`, nothing is
-        erased. `reason` is stored in the daemon's list of erasures.
-
-        Raises StreamNotFound, Conflict for a stream of a cluster or with a number of messages per
-        subject, StaleIncarnation if `incarnation` is not the stream's incarnation, LimitExceeded,
-        InvalidArgument, and UnknownRequest if the daemon is too old.
-        """
-        request = erase_request(name, ranges, reason, dry_run, incarnation)
-        return await self._call(request, Erased)
 
     async def stream_extents(
         self, stream: str, start: int = 0, *, step_bytes: int = DEFAULT_STEP_BYTES

@@ -209,15 +209,20 @@ def _check_prefer(prefer: Prefer, replica: str | None) -> None:
 def start_fields(start: Start) -> dict[str, Any]:
     """Return the fields of a `Fetch` that define its start. Raises InvalidArgument."""
     if isinstance(start, datetime):
-        # A time without a zone is local time, as everywhere in Python.
-        since = start.astimezone(UTC) - _EPOCH
-        return {"timestamp_ns": max(since // timedelta(microseconds=1), 0) * 1000}
+        return {"timestamp_ns": nanoseconds(start)}
     if start in (EARLIEST, LATEST) or (type(start) is int and start >= 0):
         return {"start": start}
     raise InvalidArgument(
         f"start={start!r} is not a position",
         hint="use an offset, 'earliest', 'latest' or a datetime",
     )
+
+
+def nanoseconds(time: datetime) -> int:
+    """Return a time in nanoseconds since 1970. A time without a zone is local time, as everywhere
+    in Python."""
+    since = time.astimezone(UTC) - _EPOCH
+    return max(since // timedelta(microseconds=1), 0) * 1000
 
 
 def _check_until(until: Until) -> None:

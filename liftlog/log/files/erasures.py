@@ -26,7 +26,11 @@ ERASURES_NAME = "erasures"
 @dataclass(frozen=True, slots=True)
 class Erasure:
     """One erasure. `ranges` are the requested offsets, each [first, next); `count` is the number of
-    records that were hidden."""
+    records that were hidden. `selector` is a hash of the filter, empty without one.
+
+    `offsets` are the hidden records (`ErasedSet.to_plain`). It is empty if it would be too large,
+    and in lines of older versions. With `now`, their bytes are to be removed at once.
+    """
 
     erasure_id: str
     time_ns: int
@@ -34,6 +38,9 @@ class Erasure:
     reason: str
     count: int
     ranges: tuple[tuple[int, int], ...]
+    selector: str = ""
+    offsets: tuple[tuple[int, str], ...] = ()
+    now: bool = False
 
 
 def append_erasure(fs: FileSystem, directory: Path, one: Erasure) -> None:
@@ -74,6 +81,7 @@ def read_erasures(fs: FileSystem, directory: Path) -> Sequence[Erasure]:
         if check != b"crc32c=%08x" % crc32c(text) or not text:
             continue
         content = json.loads(text)
-        ranges = tuple((first, end) for first, end in content.pop("ranges"))
-        found.append(Erasure(**content, ranges=ranges))
+        for name in ("ranges", "offsets"):
+            content[name] = tuple([tuple(pair) for pair in content.get(name, ())])
+        found.append(Erasure(**content))
     return found

@@ -113,6 +113,20 @@ class Gate:
             raise _forbidden(principal, "read", stream, decision.explanation)
         return decision.subjects
 
+    def erasable_subjects(
+        self, principal: str | None, stream: str, *, peer: str = ""
+    ) -> tuple[str, ...] | None:
+        """Return the subjects on which records of `stream` may be erased; None means all. Raises
+        the errors of `authorize`."""
+        check_stream_name(stream)
+        if self.policy is None:
+            return None
+        decision = self.policy.decide_subjects(principal or ANONYMOUS, "erase", stream)
+        if not decision.allowed:
+            self._audit.denied(principal, peer, "erase", stream, decision.explanation)
+            raise _forbidden(principal, "erase", stream, decision.explanation)
+        return decision.subjects
+
     @property
     def deliverable(self) -> tuple[str, ...] | None:
         """Return the subjects to which the daemon may send records for clients of NATS, in addition

@@ -10,6 +10,7 @@ from typing import Any
 
 # Imported because these modules register requests.
 import liftlog.server.requests.consumer_handlers
+import liftlog.server.requests.erasure_handlers
 import liftlog.server.requests.group_handlers
 import liftlog.server.requests.handlers  # noqa: F401
 from acl.rules import Operation

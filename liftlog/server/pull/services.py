@@ -26,6 +26,7 @@ from liftlog.server.pull.send_queue import UnsentMemory
 from liftlog.server.reading.fairness import FairInput, FairLock, FairThreads
 from liftlog.server.reading.pieces import SharedPieces
 from liftlog.server.reading.read_share import ReadShare, ThreadUsage
+from liftlog.server.reading.selecting import MatchFinder
 from liftlog.server.reading.tailing import TailGroup
 from liftlog.server.reading.turns import Turns
 from liftlog.server.streams.broker import Broker
@@ -84,6 +85,7 @@ class PullServices:
         self.fair_input = FairInput()
         self.cold_readers = ThreadPoolExecutor(_COLD_READERS, "liftlog-cold-read")
         self.scanners = FairThreads(_SCANNERS, "liftlog-scan")
+        broker.finder = MatchFinder(self.scanners)
         self.shared_pieces = SharedPieces()
         self.turns = Turns(scan_runs=lambda: self.scanners.is_busy)
         self.measuring = FairLock()

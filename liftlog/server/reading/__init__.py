@@ -3,6 +3,7 @@
 Imports run one way, downwards in this list; `make lint` checks that.
 
 walking          walks over the matching records of a log, forwards or backwards
+selecting        finds the offsets of matching records, for an erasure
 filtering        answers a fetch that has a filter or a choice of columns
 scan             the input and the result of a filtered read
 answer_builder   builds the batches of such an answer

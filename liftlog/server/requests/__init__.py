@@ -4,5 +4,7 @@ rights          the operation of the ACL that each request needs, and the node t
 handlers        the code that answers each request
 consumer_handlers
                 the code that answers requests about consumers with acks
+erasure_handlers
+                the code that answers requests about erased records
 group_handlers  the code that answers requests about consumer groups
 """

@@ -14,7 +14,6 @@ from liftlog.log.segment.sketch import Probe
 from liftlog.protocol.administration import (
     AcquireLease,
     DaemonAnswer,
-    EraseRecords,
     ExtentsAnswer,
     LeaseAnswer,
     LeasesAnswer,
@@ -191,11 +190,6 @@ async def _truncate(caller: Caller, message: TruncateStream) -> Message:
         message.stream, message.offset, incarnation=message.incarnation
     )
     return StreamAnswer(info.to_wire())
-
-
-@handles(EraseRecords, "erase", at=At.LEADER)
-async def _erase(caller: Caller, message: EraseRecords) -> Message:
-    return await caller.broker.administration.erase(message, principal=caller.principal or "")
 
 
 # --- information about the daemon ---

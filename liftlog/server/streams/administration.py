@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,12 +22,10 @@ from liftlog.errors import (
     ShuttingDown,
     StreamUnavailable,
 )
-from liftlog.log.files.erasures import Erasure
-from liftlog.protocol.administration import MAX_ERASED_RANGES, Erased, EraseRecords, StreamUpdate
+from liftlog.protocol.administration import StreamUpdate
 from liftlog.protocol.described import Removal, StreamInfo
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.catalog import Catalog
-from liftlog.server.streams.erasing import erase_listed, wanted_offsets
 from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.leases import LeaseKeeping
 from liftlog.server.streams.retention import (
@@ -106,8 +103,8 @@ class Administration:
         raises Conflict if the new limits would remove more than a tenth of the stream. With
         `dry_run` nothing changes, but all errors except NatsUnavailable are raised.
         """
-        host = self._changeable(name)
-        async with self._lock_of(host):
+        host = self.changeable(name)
+        async with self.lock_of(host):
             changes = settings(host.settings) if callable(settings) else settings
             wanted = merged_settings(host.settings, changes)
             found = differences(host.settings, wanted)
@@ -155,8 +152,8 @@ class Administration:
         return await self._switch(name, "read_only", on=on)
 
     async def _switch(self, name: str, switch: str, *, on: bool) -> StreamInfo:
-        host = self._changeable(name)
-        async with self._lock_of(host):
+        host = self.changeable(name)
+        async with self.lock_of(host):
             wanted = host.settings.model_copy(update={switch: on})
             found = differences(host.settings, wanted)
             if found:
@@ -235,7 +232,7 @@ class Administration:
         """Make `offset` the log start, durable on return. Does nothing if the log start is already
         at or above `offset`. Raises OffsetOutOfRange above the high watermark, Conflict while a
         lease holds records below `offset`, StaleIncarnation."""
-        host = self._changeable(name)
+        host = self.changeable(name)
         check_incarnation(name, host.log.incarnation, incarnation)
         before = host.log.log_start_offset
 
@@ -256,47 +253,6 @@ class Administration:
                 freed,
             )
         return self._hosted.describe(host)
-
-    async def erase(self, message: EraseRecords, *, principal: str) -> Erased:
-        """Hide the records of some ranges from every reader. On return the erasure is durable, and
-        no read that begins afterwards shows one of the records, also after a kill or a power cut.
-        Their bytes stay until a rewrite of their segments.
-
-        Raises Conflict for a stream that cannot erase records yet, InvalidArgument for wrong
-        ranges, StaleIncarnation, LimitExceeded if the offsets are too many and too scattered. After
-        an error, nothing is hidden, but after a restart all of it may be.
-        """
-        host = self._changeable(message.stream)
-        check_incarnation(host.name, host.log.incarnation, message.incarnation)
-        select, erasure_id = host.log.structure.select, ""
-        if message.dry_run:
-            wanted = wanted_offsets(host, message.borders)
-            found = (await asyncio.to_thread(select, wanted)).selection
-        else:
-            # One after the other: each erasure makes a selection of another one out of date, and to
-            # select again while the stream commits nothing would take long. Under the lock, no
-            # setting changes that decides whether the stream can erase records.
-            async with self._lock_of(host):
-                wanted = wanted_offsets(host, message.borders)
-                chosen = await asyncio.to_thread(select, wanted)
-                found = chosen.selection
-                if found.offsets:
-                    erasure_id = secrets.token_hex(8)
-                    one = Erasure(
-                        erasure_id,
-                        self._now_ns(),
-                        principal,
-                        message.reason,
-                        len(found.offsets),
-                        tuple(message.ranges),
-                    )
-                    found = await host.exclusively(
-                        lambda: erase_listed(host.log, wanted, chosen, one),
-                        host.subjects.request,
-                        reserve=self._hosted.reserve,
-                    )
-        borders = [border for pair in found.unreadable[:MAX_ERASED_RANGES] for border in pair]
-        return Erased(len(found.offsets), erasure_id, message.dry_run, borders)
 
     # --- questions ---
 
@@ -321,7 +277,9 @@ class Administration:
         self._catalog().check_leads(name)
         return self._hosted.stream(name)
 
-    def _changeable(self, name: str) -> StreamHost:
+    def changeable(self, name: str) -> StreamHost:
+        """Return a stream that this node may change. Raises ShuttingDown, NotLeader, NotReady,
+        StreamNotFound, StreamUnavailable, Forbidden for a stream of the daemon itself."""
         host = self._running(name)
         if name.startswith("_"):
             raise Forbidden(
@@ -329,7 +287,7 @@ class Administration:
             )
         return host
 
-    def _lock_of(self, host: StreamHost) -> asyncio.Lock:
+    def lock_of(self, host: StreamHost) -> asyncio.Lock:
         """Return the lock under which the settings of a stream change. Changes run one at a time,
         and each change is based on the result of the previous one."""
         return self._locks.setdefault(host, asyncio.Lock())

@@ -52,6 +52,7 @@ from liftlog.server.streams.description import (
     warnings_of_streams,
     why_broken,
 )
+from liftlog.server.streams.erasing import Erasing, Finder
 from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.intake import Intake
 from liftlog.server.streams.making import StreamMaker
@@ -76,6 +77,11 @@ class Broker:
 
     consumers: Door | None = None
     """The consumers with acks; None until the daemon serves them."""
+
+    _checkpoints: Checkpoints | None = None
+
+    finder: Finder | None = None
+    """Searches streams for records to erase; None until the daemon serves clients."""
 
     def __init__(self, settings: Settings, data_dir: DataDir, clock: Clock) -> None:
         self.settings = settings
@@ -145,8 +151,8 @@ class Broker:
         self.administration = Administration(
             self.hosted, lambda: self.catalog, self.now_ns, self.ages_are_judged
         )
+        self.erasing = Erasing(self.administration, self.hosted, self.now_ns, lambda: self.finder)
         self._started_ns, self._started = time.time_ns(), time.monotonic()
-        self._checkpoints: Checkpoints | None = None
 
     def now_ns(self) -> int:
         """Return the time that determines ages; see ClockGuard."""

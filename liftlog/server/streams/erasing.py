@@ -1,26 +1,270 @@
-"""Erases records of a stream: which streams can, which offsets, and the list of erasures."""
+"""Erases records of a stream: which streams can, which records, and the list of erasures.
+
+`Erasing.erase_matching` erases the records that match a filter; call it for any request that
+removes records by subject, key, header or time. `Erasing.erase` answers the request `erase`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
+import secrets
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from typing import NamedTuple, Protocol
 
-from liftlog.errors import Conflict, InvalidArgument
+from liftlog.errors import Conflict, InvalidArgument, LimitExceeded, NotReady
 from liftlog.log import Log
 from liftlog.log.erased import ErasedSet
 from liftlog.log.erasing import Chosen, Selection, joined
 from liftlog.log.files.erasures import Erasure, append_erasure
 from liftlog.log.files.filesystem import storage_errors
+from liftlog.protocol.administration import MAX_ERASED_RANGES, Erased, EraseRecords
+from liftlog.records.columns import selection as filters
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams.administration import Administration
+from liftlog.server.streams.hosted import HostedStreams
+from liftlog.server.streams.settings import check_incarnation
 
 logger = logging.getLogger("liftlog.server")
 
+MOST_WAITING = 16
+"""Maximum number of requests that wait for an erasure or a selection of one stream."""
+MOST_OF_PARTY = 4
+"""Maximum number of requests of one party that wait, of all streams."""
+_MOST_LISTED_BYTES = 8 * 1024 * 1024
+"""If the bitmaps of an erasure are larger, the list of erasures has only its ranges."""
 
-def wanted_offsets(host: StreamHost, borders: Sequence[int]) -> ErasedSet:
-    """Return the requested offsets that the stream may have. Raises Conflict if the stream cannot
-    erase records, InvalidArgument for wrong ranges."""
-    log, own = host.log, host.settings.jetstream
-    if log.config.replicated:
+Ranges = tuple[tuple[int, int], ...]
+"""Ranges of offsets, each [first, next)."""
+
+
+class Wanted(NamedTuple):
+    """The records to erase: those in some ranges that match a filter, and whose timestamps are in
+    [since_ns, until_ns). `ranges` ascend and do not overlap. Without a filter and bounds of time,
+    all records of the ranges are wanted."""
+
+    ranges: Ranges
+    matching: filters.Selection | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+    @property
+    def selects(self) -> bool:
+        bounds = (self.since_ns, self.until_ns)
+        return self.matching is not None or any(bound is not None for bound in bounds)
+
+
+class Finder(Protocol):
+    """Searches a log for records. Its searches take turns with the reads of clients."""
+
+    async def find(self, log: Log, wanted: Wanted, party: Hashable) -> Selection:
+        """Return the committed records that match, without those that are erased already. Raises
+        StorageError, StreamUnavailable, LimitExceeded."""
+
+    async def subjects(
+        self, log: Log, offsets: ErasedSet, readable: Sequence[str] | None, party: Hashable
+    ) -> list[str]:
+        """Return a few of the subjects of these records, in order; only subjects that match one of
+        `readable`, unless it is None."""
+
+
+class Eraser(NamedTuple):
+    """The client that erases records. `principal` is empty without an ACL. The turns and the limits
+    of waiting requests are per `party`. `check` raises Forbidden if the client may no longer erase
+    the records; it is called after the search."""
+
+    principal: str
+    party: Hashable
+    check: Callable[[], None] = lambda: None
+
+
+class Erasing:
+    """Erases records. Belongs to the event loop. Methods raise LiftlogErrors."""
+
+    def __init__(
+        self,
+        administration: Administration,
+        hosted: HostedStreams,
+        now_ns: Callable[[], int],
+        finder: Callable[[], Finder | None],
+    ) -> None:
+        """`finder` returns None until the daemon serves clients."""
+        self._administration = administration
+        self._hosted = hosted
+        self._now_ns = now_ns
+        self._finder = finder
+        self._places = _Places()
+
+    # --- for requests ---
+
+    async def erase(
+        self,
+        message: EraseRecords,
+        by: Eraser,
+        *,
+        erasable: Sequence[str] | None = None,
+        readable: Sequence[str] | None = None,
+    ) -> Erased:
+        """Hide the records that the request selects from every reader. On return the erasure is
+        durable, and no read that begins afterwards shows one of the records, also after a kill or a
+        power cut. Their bytes stay until a rewrite of their segments.
+
+        Only records on subjects that match one of the patterns `erasable` are erased, unless it is
+        None. A dry run shows only subjects that match `readable`. Raises Conflict for a stream that
+        cannot erase records yet, InvalidArgument for wrong ranges or filters, StaleIncarnation,
+        LimitExceeded if too many requests wait, or if the offsets are too many and too scattered.
+        After an error, nothing is hidden, but after a restart all of it may be.
+        """
+        host = self._administration.changeable(message.stream)
+        check_incarnation(host.name, host.log.incarnation, message.incarnation)
+        check_can_erase(host)
+        matching = filter_of(message, erasable)
+        _check_times(message)
+        async with self._places.of(host, by.party):
+            end = host.log.high_watermark
+            wanted = Wanted(
+                _ranges_of(host.log, message), matching, message.since_ns, message.until_ns
+            )
+            chosen = await self._choose(host, wanted, by.party)
+            found, erasure_id, subjects = chosen.selection, "", list[str]()
+            if message.dry_run:
+                finder = self._finder()
+                if finder is not None:
+                    subjects = await finder.subjects(host.log, found.offsets, readable, by.party)
+            elif found.offsets:
+                requested = tuple(message.ranges) or wanted.ranges
+                made = _Made(message.reason, requested, _hash_of(host, message))
+                erasure_id, found = await self._hide(host, chosen, by, made)
+        return _answer(message, found, erasure_id, end, subjects)
+
+    async def erase_matching(
+        self,
+        name: str,
+        wanted: Wanted,
+        by: Eraser,
+        *,
+        reason: str = "",
+        keep: int = 0,
+    ) -> Selection:
+        """Erase the records of a stream that match, except for the last `keep` of them; returns the
+        erased ones. The promise and the errors are those of `erase`.
+
+        For example, to erase all records on a subject:
+
+            matching = parse_selection(subjects=["orders.eu.17"])
+            wanted = Wanted(((log.log_start_offset, log.high_watermark),), matching)
+            erased = await broker.erasing.erase_matching("orders", wanted, Eraser(principal, party))
+            len(erased.offsets)
+
+        The columns of the filter have no meaning. Records that arrive after the call are not erased
+        if the ranges end at the high watermark. Damaged records are not erased, and `unreadable`
+        names their ranges.
+        """
+        host = self._administration.changeable(name)
+        check_can_erase(host)
+        async with self._places.of(host, by.party):
+            chosen = await self._choose(host, wanted, by.party)
+            offsets = chosen.selection.offsets
+            if keep:
+                end = 0 if keep >= len(offsets) else offsets.offset_at(len(offsets) - keep)
+                offsets = offsets.within(0, end)
+                chosen = chosen._replace(selection=chosen.selection._replace(offsets=offsets))
+            if not offsets:
+                return chosen.selection
+            made = _Made(reason, wanted.ranges, "")
+            return (await self._hide(host, chosen, by, made))[1]
+
+    # --- parts ---
+
+    async def _choose(self, host: StreamHost, wanted: Wanted, party: Hashable) -> Chosen:
+        log = host.log
+        if not wanted.selects:
+            return await asyncio.to_thread(log.structure.select, ErasedSet.of_ranges(wanted.ranges))
+        finder = self._finder()
+        if finder is None:
+            raise NotReady("the daemon does not search its streams yet", hint="try again")
+        view = log.view  # taken before the search, so that a later change is seen
+        return Chosen(view, await finder.find(log, wanted, party))
+
+    async def _hide(
+        self, host: StreamHost, chosen: Chosen, by: Eraser, made: _Made
+    ) -> tuple[str, Selection]:
+        """List the erasure, and hide its records. Returns its id, and the hidden records."""
+        offsets = chosen.selection.offsets
+        one = Erasure(
+            secrets.token_hex(8),
+            self._now_ns(),
+            by.principal,
+            made.reason,
+            len(offsets),
+            made.requested,
+            made.selector,
+            offsets.to_plain() if offsets.size_bytes <= _MOST_LISTED_BYTES else (),
+        )
+        by.check()
+        # Under the lock, no setting changes that decides whether the stream can erase records.
+        async with self._administration.lock_of(host):
+            check_can_erase(host)
+            found = await host.exclusively(
+                lambda: erase_listed(host.log, chosen, one),
+                host.subjects.request,
+                reserve=self._hosted.reserve,
+            )
+        lost = joined([*found.unreadable, *chosen.selection.unreadable])
+        return one.erasure_id, found._replace(unreadable=tuple(lost))
+
+
+class _Made(NamedTuple):
+    """The reason and the selection of an erasure, for the list of erasures."""
+
+    reason: str
+    requested: Ranges
+    selector: str
+
+
+class _Places:
+    """Lets the erasures and selections of each stream run one at a time. Each erasure makes a
+    selection of another one out of date, and to select again would take long."""
+
+    def __init__(self) -> None:
+        self._locks: weakref.WeakKeyDictionary[StreamHost, asyncio.Lock] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._waiting: Counter[Hashable] = Counter()
+
+    @contextlib.asynccontextmanager
+    async def of(self, host: StreamHost, party: Hashable) -> AsyncIterator[None]:
+        """Wait for the turn of a request. Raises LimitExceeded if too many wait already."""
+        lock, waiting = self._locks.setdefault(host, asyncio.Lock()), self._waiting
+        of_stream, of_party = ("stream", host.name), ("party", party)
+        if waiting[of_stream] >= MOST_WAITING or waiting[of_party] >= MOST_OF_PARTY:
+            raise LimitExceeded(
+                f"too many requests to erase records of {host.name} wait already",
+                hint="try again when the others have ended",
+            )
+        waiting.update((of_stream, of_party))
+        try:
+            await lock.acquire()
+        finally:
+            for one in (of_stream, of_party):
+                waiting[one] -= 1
+                if not waiting[one]:
+                    del waiting[one]
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def check_can_erase(host: StreamHost) -> None:
+    """Raise Conflict if the stream cannot erase records."""
+    own = host.settings.jetstream
+    if host.log.config.replicated:
         raise Conflict(
             f"stream {host.name} belongs to a cluster, and its replicas do not exchange erased "
             "records yet",
@@ -32,27 +276,91 @@ def wanted_offsets(host: StreamHost, borders: Sequence[int]) -> ErasedSet:
             "stream cannot be erased by offset yet",
             hint="delete or purge the key of the bucket",
         )
-    if len(borders) % 2 or not borders:
+
+
+def filter_of(message: EraseRecords, erasable: Sequence[str] | None) -> filters.Selection | None:
+    """Return the filter of a request, which selects the offsets of records; None if it selects all.
+    Raises InvalidArgument."""
+    given = (message.filter_subjects, message.filter_keys, message.filter_headers)
+    if erasable is None and all(one is None for one in given):
+        return None
+    return filters.parse_selection(
+        subjects=message.filter_subjects,
+        keys=message.filter_keys,
+        headers=message.filter_headers,
+        readable=None if erasable is None else tuple(erasable),
+    )
+
+
+def _check_times(message: EraseRecords) -> None:
+    since_ns, until_ns = message.since_ns, message.until_ns
+    if since_ns is not None and until_ns is not None and since_ns >= until_ns:
+        raise InvalidArgument("the time to begin at is not before the time to end at")
+
+
+def _ranges_of(log: Log, message: EraseRecords) -> Ranges:
+    """Return the requested offsets that the stream may have. Raises InvalidArgument for wrong
+    ranges, and if nothing is requested."""
+    borders = message.borders
+    if len(borders) % 2 or not (borders or message.selects):
         raise InvalidArgument(
             "the offsets to erase are ranges, each with a first offset and an end"
         )
     view = log.view
     start, end = view.manifest.log_start_offset, view.committed.offset
+    if not borders:
+        return ((start, end),)
     ranges = []
-    for first, following in zip(borders[::2], borders[1::2], strict=True):
+    for first, following in message.ranges:
         if first >= following:
             raise InvalidArgument(f"the range from {first} to {following} is empty")
-        ranges.append((max(first, start), min(following, end)))
-    return ErasedSet.of_ranges(joined(ranges))
+        low, high = max(first, start), min(following, end)
+        if low < high:
+            ranges.append((low, high))
+    return tuple(joined(ranges))
 
 
-def erase_listed(log: Log, wanted: ErasedSet, chosen: Chosen, one: Erasure) -> Selection:
+def _hash_of(host: StreamHost, message: EraseRecords) -> str:
+    """Return a hash of the filter and the incarnation; empty without a filter. The list of erasures
+    must not contain the values that an erasure removes."""
+    if not message.selects:
+        return ""
+    about = [
+        message.filter_subjects,
+        [key.hex() for key in message.filter_keys or ()],
+        message.filter_headers,
+        message.since_ns,
+        message.until_ns,
+        host.log.incarnation,
+    ]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+
+
+def _answer(
+    message: EraseRecords, found: Selection, erasure_id: str, end: int, subjects: list[str]
+) -> Erased:
+    offsets = found.offsets
+    borders = [border for pair in found.unreadable[:MAX_ERASED_RANGES] for border in pair]
+    return Erased(
+        len(offsets),
+        erasure_id,
+        message.dry_run,
+        borders,
+        offsets.next_at(0),
+        offsets.end_offset - 1 if offsets else None,
+        offsets.range_count,
+        end,
+        subjects,
+    )
+
+
+def erase_listed(log: Log, chosen: Chosen, one: Erasure) -> Selection:
     """Add the erasure to the stream's list, then hide the records. Blocking; durable on return.
     Raises the errors of `LogStructure.erase`; the list may then contain an erasure that did not
     happen."""
     with storage_errors(f"listing an erasure of {log.name}"):
         append_erasure(log.environment.fs, log.directory, one)
-    found = log.structure.erase(wanted, chosen)
+    found = log.structure.erase(chosen.selection.offsets, chosen)
     logger.info(
         "records-erased stream=%s id=%s records=%d principal=%s reason=%r",
         log.name,

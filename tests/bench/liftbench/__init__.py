@@ -1,7 +1,7 @@
 """The benchmark: `make bench` (`main`), `make bench-cluster` (`cluster_main`), `make bench-streams`
 (`many_streams`), `make bench-starts` (`starts`), `make bench-over-nats` (`over_nats`),
-`make bench-api-flood` (`api_flood`), `make bench-consumers` (`acked_main`), `make bench-spark`
-(`spark_main`).
+`make bench-api-flood` (`api_flood`), `make bench-consumers` (`acked_main`), `make bench-erasing`
+(`erasing`), `make bench-spark` (`spark_main`).
 
 figures       the rows of the table: what is compared with what, and what must be reached
 report        the tables                        progress    what is going on, on stderr

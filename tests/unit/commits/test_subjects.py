@@ -33,6 +33,7 @@ from liftlog.server.commits.configs import log_config
 from liftlog.server.commits.host import StreamHost, new_metadata
 from liftlog.server.replication.serving import CatchUpPace, ServedStream
 from liftlog.server.streams import erasing
+from liftlog.server.streams.erasing import Eraser
 from liftlog.settings import parse_stream_settings
 
 SUBJECTS = [b"in.a", b"in.b", b"in.\xff", rb"in.\xff", "in.é".encode(), b"in.\\"]
@@ -585,11 +586,9 @@ async def test_an_erasure_whose_caller_has_gone_counts_and_is_logged(
         assert may_end.wait(10)
 
     monkeypatch.setattr(erasing, "append_erasure", append_slowly)
-    administration = running.broker.administration
+    eraser, message = Eraser("ops", "ops"), EraseRecords(stream="s", borders=[3, 4])
     with caplog.at_level(logging.INFO, "liftlog.server"):
-        erasure = asyncio.create_task(
-            administration.erase(EraseRecords(stream="s", borders=[3, 4]), principal="ops")
-        )
+        erasure = asyncio.create_task(running.broker.erasing.erase(message, eraser))
         assert await asyncio.to_thread(begun.wait, 10)
         erasure.cancel()
         may_end.set()
@@ -618,8 +617,8 @@ async def test_erasures_of_one_stream_select_once_each(
     monkeypatch.setattr(structure, "choose", chosen)
     done = await asyncio.gather(
         *(
-            running.broker.administration.erase(
-                EraseRecords(stream="s", borders=[at, at + 2]), principal=""
+            running.broker.erasing.erase(
+                EraseRecords(stream="s", borders=[at, at + 2]), Eraser("", at % 8)
             )
             for at in range(1, 33, 2)
         )

@@ -82,6 +82,10 @@ class Trapped(LogBroker):
         return _Administration(self.reached)
 
     @property
+    def erasing(self) -> Any:
+        return _Sensor(self.reached)
+
+    @property
     def catalog(self) -> Any:
         return cluster_catalog(_Replicated(self.reached))
 

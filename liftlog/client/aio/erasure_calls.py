@@ -1,0 +1,58 @@
+"""The calls of the asyncio client that erase records, and ask about erasures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from liftlog.client.aio.consumer_calls import ConsumerCalls
+from liftlog.client.reading.read_options import Filter
+from liftlog.client.requests import erase_request
+from liftlog.protocol.administration import Erased
+
+
+class ErasureCalls(ConsumerCalls):
+    """Calls that erase records. A call that gets no answer within `request_timeout` seconds raises
+    RequestTimeout."""
+
+    async def erase(
+        self,
+        name: str,
+        ranges: Sequence[tuple[int, int]] = (),
+        *,
+        filter: Filter | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reason: str = "",
+        dry_run: bool = False,
+        incarnation: str | None = None,
+    ) -> Erased:
+        """Erase records: those in some ranges of offsets, each [first, next), that match `filter`
+        and whose timestamps are at or after `since` and before `until`. Without `ranges`, all
+        offsets count. At least one of the arguments must be given.
+
+        The erasure is durable on return. No read that begins afterwards shows one of the records.
+        The bytes of the records stay in the files of the daemon until it rewrites their segments.
+        `count` in the result is the number of erased records, and `unreadable_ranges` are parts
+        whose records are damaged, so that they could not be erased. With `dry_run`, nothing is
+        erased. To erase exactly what a dry run has counted, pass (0, `end_offset` of its result) as
+        the range. `reason` is stored in the daemon's list of erasures.
+
+        A search of a large stream can take longer than `request_timeout`. The erasure is then
+        carried out although the call raises RequestTimeout.
+
+        Raises StreamNotFound, Conflict for a stream of a cluster or with a number of messages per
+        subject, StaleIncarnation if `incarnation` is not the stream's incarnation, LimitExceeded,
+        InvalidArgument, and UnknownRequest if the daemon is too old.
+        """
+        request = erase_request(
+            name,
+            ranges,
+            filter=filter,
+            since=since,
+            until=until,
+            reason=reason,
+            dry_run=dry_run,
+            incarnation=incarnation,
+        )
+        return await self._call(request, Erased)

@@ -1,0 +1,25 @@
+"""Answers the requests that erase records, or ask about erasures."""
+
+from __future__ import annotations
+
+from liftlog.errors import Forbidden
+from liftlog.protocol.administration import EraseRecords
+from liftlog.protocol.messages import Message
+from liftlog.server.requests.rights import At, Caller, handles
+from liftlog.server.streams.erasing import Eraser
+
+
+@handles(EraseRecords, "erase", at=At.LEADER)
+async def _erase(caller: Caller, message: EraseRecords) -> Message:
+    gate, principal, stream = caller.gate, caller.principal, message.stream
+    readable: tuple[str, ...] | None = ()
+    if message.dry_run and caller.may("read", stream):
+        readable = gate.readable_subjects(principal, stream, peer=caller.peer)
+    erasable = gate.erasable_subjects(principal, stream, peer=caller.peer)
+
+    def check() -> None:
+        if gate.erasable_subjects(principal, stream, peer=caller.peer) != erasable:
+            raise Forbidden("the permissions have changed during the request", hint="try again")
+
+    by = Eraser(principal or "", principal or caller.peer, check)
+    return await caller.broker.erasing.erase(message, by, erasable=erasable, readable=readable)
