@@ -134,6 +134,18 @@ class ReadView(NamedTuple):
             total = max(total - hidden, 0)
         return total
 
+    def count_between(self, first_offset: int, next_offset: int) -> int | None:
+        """Return the number of readable records of [first_offset, next_offset), which is not above
+        the high watermark. Returns None if offsets are missing for another reason than an erasure,
+        so that only a read can count the records."""
+        start, end = self.manifest.log_start_offset, self.committed.offset
+        hidden = 0 if self.erased is None else self.erased.count_in(start, end)
+        if self.record_count + hidden != end - start or (hidden and self.manifest.quarantined):
+            return None
+        first_offset = max(first_offset, start)
+        gone = 0 if self.erased is None else self.erased.count_in(first_offset, next_offset)
+        return max(next_offset - first_offset - gone, 0)
+
     def hides(self, offset: int) -> bool:
         """Return True if the record at `offset` is erased, or if nobody knows whether it is."""
         return self.erased is not None and self.erased.next_at(offset) == offset

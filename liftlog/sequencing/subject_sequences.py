@@ -5,7 +5,8 @@ or 0 if the subject has no record. The table is in memory, has a limited size, a
 scan of the log.
 
 After a tombstone that deletes its subject, the subject has no record. The tables then store a
-negative number: minus the offset of the tombstone.
+negative number: minus the offset of the tombstone. The same number, with the offset of the last
+record, stands for a subject of which all records were erased.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def _offset_in(item: tuple[bytes, int]) -> int:
 PARTIAL = b"$liftlog.below."
 """Prefix of the keys of tombstones that delete some records of a subject, but never its last
 record."""
+_MOST_ERASED = 10_000
+"""Maximum number of subjects of which the last record was erased and another one is left."""
 
 
 def deletes_subject(key: bytes | None, value: bytes | None) -> bool:
@@ -81,6 +84,11 @@ class SubjectSequences:
         self._committed: dict[bytes, int] = {}  # in the order of their offsets
         self._pending: dict[bytes, int] = {}
         self._deleted = 0  # number of negative entries in `_committed`
+        self._older: dict[bytes, tuple[int, int]] = {}
+        """For subjects of which the last record was erased: its offset, which stays in
+        `_committed` because of its order, and the offset of the last record that is left."""
+        self._erased: set[bytes] = set()
+        """Subjects of which the last record was erased since the last scan began."""
 
     def __len__(self) -> int:
         return len(self._committed)
@@ -106,7 +114,7 @@ class SubjectSequences:
         """Return the offset of the newest existing record of the subject, or 0 if there is no such
         record. Returns None if the offset is unknown."""
         mark = self.marks.of(subject)
-        offset = self._pending.get(mark) or self._committed.get(mark)
+        offset = self._pending.get(mark) or self._last_left(mark)
         start = self._start
         if offset is not None:
             return offset if offset >= start else 0
@@ -122,16 +130,23 @@ class SubjectSequences:
             removed = self._remove(next(iter(table)))
             # The subject may exist again if a later call expires less.
             self._unknown_below = max(self._unknown_below, removed + 1)
-        return len(table) - self._deleted
+        expired = sum(left < start for _, left in self._older.values())
+        return len(table) - self._deleted - expired
 
     def _remove(self, mark: bytes) -> int:
         offset = self._committed.pop(mark, 0)
+        self._older.pop(mark, None)
+        self._erased.discard(mark)
         self._deleted -= offset < 0
         return abs(offset)
 
+    def _last_left(self, mark: bytes) -> int | None:
+        older = self._older.get(mark)
+        return self._committed.get(mark) if older is None else older[1]
+
     def last_committed(self, subject: bytes) -> int | None:
         """Return the same as `last_offset`, but ignore pending records."""
-        offset = self._committed.get(self.marks.of(subject))
+        offset = self._last_left(self.marks.of(subject))
         start = self._start
         if offset is not None:
             return offset if offset >= start else 0
@@ -199,9 +214,29 @@ class SubjectSequences:
         self._unknown_below = self.known_from = next_offset
         self.needs_scan = True
 
+    def erased(self, subject: bytes, offset: int, left: int) -> bool:
+        """Note that the committed record at `offset` was erased. If it was the last one of its
+        subject, `left` is the offset of the last record that is left; 0 if there is none. Returns
+        False if only a scan can correct the table."""
+        mark = self.marks.of(subject)
+        if self._last_left(mark) != offset:
+            return True
+        if max(len(self._older), len(self._erased)) >= _MOST_ERASED:
+            return False
+        stored = self._committed[mark]
+        self._erased.add(mark)
+        if left:
+            self._older[mark] = stored, left
+        else:
+            self._older.pop(mark, None)
+            self._committed[mark] = -stored
+            self._deleted += 1
+        return True
+
     # --- scans ---
 
     def new_scan(self) -> SubjectScan:
+        self._erased.clear()
         return SubjectScan(self.marks, self.max_subjects, self.tombstones_delete)
 
     def adopt(self, scan: SubjectScan) -> bool:
@@ -215,6 +250,7 @@ class SubjectSequences:
         for mark, offset in reversed(newer):
             found.pop(mark, None)
             found[mark] = offset
+        self._older = self._correct(found)
         self._committed = found
         self._deleted = sum(offset < 0 for offset in found.values())
         # The scan does not contain subjects that were dropped at or above its end.
@@ -224,6 +260,18 @@ class SubjectSequences:
         self._let_go()
         return True
 
+    def _correct(self, found: dict[bytes, int]) -> dict[bytes, tuple[int, int]]:
+        """Correct the last offsets that a scan may have found before their records were erased.
+        Returns the content of `_older` that belongs to `found`."""
+        older: dict[bytes, tuple[int, int]] = {}
+        for mark in self._erased & found.keys():
+            stored, left = found[mark], self._last_left(mark) or 0
+            if left < 0:
+                found[mark] = -abs(stored)
+            elif left != stored:
+                older[mark] = stored, left
+        return older
+
     # --- snapshots ---
 
     def snapshot(self, end: int) -> dict[str, Any]:
@@ -232,7 +280,10 @@ class SubjectSequences:
         The values are `key`, the key of the hash; `last`, with [mark, offset] of each subject in
         the order of offsets; and `unknown_below`. Key and marks are in hexadecimal digits.
         """
-        table = self._committed.items()
+        table: Iterable[tuple[bytes, int]] = self._committed.items()
+        if self._older:
+            left = {mark: offset for mark, (_, offset) in self._older.items()}
+            table = sorted({**self._committed, **left}.items(), key=_offset_in)
         last = [[mark.hex(), offset] for mark, offset in table if abs(offset) < end]
         return {"key": self.marks.key.hex(), "last": last, "unknown_below": self._unknown_below}
 

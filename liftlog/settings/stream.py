@@ -239,7 +239,7 @@ class JetStreamSettings(SettingsModel):
     )
     deny_delete: Flag = Field(
         default=False,
-        description="Only shown to clients. Single messages are never deleted, whatever the value.",
+        description="`true`: refuse to delete single messages over NATS.",
     )
     deny_purge: Flag = Field(default=False, description="`true`: refuse to purge over NATS.")
     allow_direct: Flag = Field(default=True, description="`true`: answer direct gets.")

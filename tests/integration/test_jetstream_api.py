@@ -159,9 +159,11 @@ async def test_a_purge_leaves_what_it_was_told_to(js: JetStreamContext) -> None:
         assert await js.purge_stream("purged", **arguments)
         state = (await js.stream_info("purged")).state
         assert (state.first_seq, state.last_seq, state.messages) == (first, 10, messages)
-    with pytest.raises(ServerError) as refusal:
-        await js.purge_stream("purged", subject="purged.a")
-    assert refusal.value.err_code == 10110
+    for subject in ("purged.a", "purged.b", "purged.a"):
+        await js.publish(subject, b"x")
+    assert await js.purge_stream("purged", subject="purged.a")
+    state = (await js.stream_info("purged", "purged.>")).state
+    assert (state.first_seq, state.last_seq, state.subjects) == (12, 13, {"purged.b": 1})
     await js.update_stream(name="purged", subjects=["purged.>"], deny_purge=True)
     with pytest.raises(ServerError) as refusal:
         await js.purge_stream("purged")
@@ -185,10 +187,17 @@ async def test_a_stream_of_the_configuration_file_stays(js: JetStreamContext) ->
     assert refusal.value.err_code == 10069
 
 
-async def test_single_messages_are_not_deleted(js: JetStreamContext) -> None:
-    with pytest.raises(ServerError) as refusal:
-        await js.delete_msg("configured", 1)
-    assert refusal.value.err_code == 10057
+async def test_a_deleted_message_is_gone_for_every_client(
+    js: JetStreamContext, daemon: Daemon
+) -> None:
+    await js.add_stream(name="holes", subjects=["holes"])
+    for _ in range(3):
+        await js.publish("holes", b"x")
+    assert await js.delete_msg("holes", 2)
+    with pytest.raises(NotFoundError):
+        await js.get_msg("holes", 2)
+    with connect_sync(daemon.pull_address) as client:
+        assert [one.offset for one in client.read("holes", until="end")] == [1, 3]
 
 
 async def test_each_new_stream_asks_once_who_else_acks_its_subject(

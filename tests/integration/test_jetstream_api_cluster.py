@@ -180,6 +180,12 @@ def test_a_new_leader_answers(cluster: Cluster, server: NatsServer) -> None:
         assert cluster.leader("js") != leader
         cluster.start(leader)
         cluster.wait_isr("js")
+        for method, body, code in (
+            ("STREAM.MSG.DELETE.js", {"seq": 1}, 10057),
+            ("STREAM.PURGE.js", {"filter": "js.a"}, 10110),
+        ):
+            error = asked_again(raw, method, body)["error"]
+            assert (error["err_code"], "replicas" in error["description"]) == (code, True)
         assert asked_again(raw, "STREAM.PURGE.js")["success"] is True
         _purge_through_a_failover(cluster, raw)
         assert asked_again(raw, "STREAM.DELETE.js")["success"] is True

@@ -179,15 +179,16 @@ async def test_a_part_of_a_history_is_purged(
         await bucket.history("a")
 
 
-async def test_where_subjects_are_no_keys_one_cannot_be_purged(
-    js: JetStreamContext, raw: RawNats
-) -> None:
-    name = f"s{secrets.token_hex(4)}"
-    await js.add_stream(name=name, subjects=[f"{name}.>"])
-    await js.publish(f"{name}.a", b"1")
-    error = asked(raw, f"STREAM.PURGE.{name}", filter=f"{name}.a")["error"]
-    assert error["err_code"] == 10110
-    assert "max_msgs_per_subject" in error["description"]
+async def test_keep_counts_all_keys_together(js: JetStreamContext, raw: RawNats) -> None:
+    bucket = await new_bucket(js, history=5)
+    for key in ("a.x", "a.y", "a.x", "b", "a.x", "a.y"):
+        await bucket.put(key, b"1")
+    assert purged(raw, bucket, "a.*", keep=2) == 3
+    counts = asked(raw, f"STREAM.INFO.{stream_of(bucket)}", subjects_filter=">")["state"][
+        "subjects"
+    ]
+    assert counts == {subject_of(bucket, key): 1 for key in ("a.x", "a.y", "b")}
+    assert purged(raw, bucket, "a.*", keep=9) == 0
 
 
 @pytest.mark.parametrize("history", [1, 5])

@@ -9,6 +9,7 @@ from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,9 +17,11 @@ from support.disks.simfs import SimFileSystem
 from support.worlds.rewriting import add, compact_once, keyed, row, stored
 
 from acl.subjects import matches_any
+from liftlog.log.erased import ErasedSet
+from liftlog.server.jetstream_api.consumers import chosen
 from liftlog.server.jetstream_api.consumers import cursor as module
-from liftlog.server.jetstream_api.consumers.budget import Budget
-from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor
+from liftlog.server.jetstream_api.consumers.budget import Budget, Budgets
+from liftlog.server.jetstream_api.consumers.cursor import Cursor
 from liftlog.server.jetstream_api.consumers.rows import Row
 
 SUBJECTS = ["s.a", "s.b", "s.c.d", "s.c.e"]
@@ -32,8 +35,8 @@ def small_pieces() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE_BYTES", 300)
         patch.setattr(module, "MAX_ANSWER_BYTES", 300)
-        patch.setattr(module, "_CLOSE", 3)
-        patch.setattr(module, "_LONGEST_RUN", 3)
+        patch.setattr(chosen, "_CLOSE", 3)
+        patch.setattr(chosen, "_LONGEST_RUN", 3)
         yield
 
 
@@ -107,6 +110,17 @@ class CursorMachine(RuleBasedStateMachine):
     is_exact = True
     """Whether nothing went away since the cursor began."""
 
+    @precondition(lambda self: self.rows)
+    @rule(share=st.floats(0, 0.99), count=st.integers(1, 5))
+    def erase(self, share: float, count: int) -> None:
+        offsets = sorted(self.rows)
+        first = int(share * len(offsets))
+        gone = offsets[first : first + count]
+        found = self.log.structure.erase(ErasedSet.of_offsets(np.array(gone, np.int64)))
+        assert len(found.offsets) == len(gone)
+        self.rows = {offset: one for offset, one in self.rows.items() if offset not in gone}
+        assert self.cursor is None or not self.cursor.is_counted
+
     # --- the cursor ---
 
     @rule(
@@ -177,7 +191,11 @@ class CursorMachine(RuleBasedStateMachine):
     @rule()
     def count(self) -> None:
         assert self.cursor is not None
+        self.cursor.note_erased(self.log.view)
+        if self.cursor.is_stale:
+            self.cursor.count_anew(0)
         self.runner.run(self.cursor.count())
+        assert not self.cursor.is_stale
         if self.is_exact:
             assert self.cursor.left == len(self._wanted(self.at))
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from support.rounds import examples
 
-from liftlog.sequencing.subject_sequences import Notes, SubjectSequences
+from liftlog.sequencing.subject_sequences import Notes, SubjectScan, SubjectSequences
 
 SUBJECTS = [b"a", b"b", b"c", b"d", b"e"]
 RUNS = st.lists(st.sampled_from(SUBJECTS), min_size=1, max_size=6)
@@ -19,6 +19,9 @@ STEPS = st.lists(
         st.sampled_from(["commit", "commit", "fail", "retain", "expire", "expire less", "lose"]),
         st.tuples(st.just("delete"), st.sampled_from(SUBJECTS)),
         st.tuples(st.just("fail_at"), st.integers(0, 3)),
+        st.tuples(st.just("erase"), st.integers(0, 60)),
+        st.tuples(st.just("erase_last"), st.sampled_from(SUBJECTS)),
+        st.sampled_from(["begin scan", "end scan"]),
         st.tuples(st.just("scan"), st.sets(st.integers(1, 60)), st.integers(0, 3)),
     ),
     max_size=40,
@@ -42,6 +45,8 @@ class World:
             tombstones_delete=True,
         )
         self.tombstones: set[int] = set()
+        self.running: SubjectScan | None = None
+        self.has_erased = False
 
     def run(self, subjects: list[bytes]) -> None:
         notes = Notes(self.table)
@@ -103,7 +108,33 @@ class World:
         lost_from = self.committed[half][0] if half < len(self.committed) else self.next_offset
         self.committed = self.committed[:half]
         self.table.lost_from(lost_from, self.next_offset)
-        self.scanned = False
+        self.scanned, self.running = False, None
+
+    def erase(self, at: int) -> None:
+        if at >= len(self.committed) or self.committed[at][0] in self.tombstones:
+            return
+        offset, subject = self.committed.pop(at)
+        left = max((other for other, name in self.committed if name == subject), default=0)
+        left = 0 if left in self.tombstones else left
+        assert self.table.erased(subject, offset, left)
+        self.has_erased = True
+
+    def erase_last(self, subject: bytes) -> None:
+        places = [at for at, (_, name) in enumerate(self.committed) if name == subject]
+        if places:
+            self.erase(places[-1])
+
+    def begin_scan(self) -> None:
+        """A scan reads the log. Records that are erased from here on are in it."""
+        self.running = self.table.new_scan()
+        self.running.end = self.groups[0][0][0][0] if self.groups else self.next_offset
+        for offset, subject in self.committed:
+            self.running.add([subject], [-offset if offset in self.tombstones else offset])
+
+    def end_scan(self) -> None:
+        scan, self.running = self.running, None
+        if scan is not None:
+            self.scanned |= self.table.adopt(scan)
 
     def scan(self, removed: set[int], behind: int) -> None:
         """Compaction removes some records and a scan walks over the others; or nothing is removed,
@@ -111,7 +142,7 @@ class World:
         if not behind:
             self.committed = [row for row in self.committed if row[0] not in removed]
         end = self.groups[0][0][0][0] if self.groups else self.next_offset
-        scan = self.table.new_scan()
+        scan, self.running = self.table.new_scan(), None
         scan.end = max(1, end - behind)
         for offset, subject in self.committed:
             if offset < scan.end:
@@ -137,7 +168,7 @@ class World:
         assert len(self.table) <= self.table.max_subjects
         # What was written last is known.
         for offset, subject in self.committed[-1:]:
-            if self.scanned and not self.groups:
+            if self.scanned and not self.groups and not self.has_erased:
                 is_gone = offset in self.tombstones or offset < self.table.expired_below
                 assert self.table.last_offset(subject) == (0 if is_gone else offset)
         assert live <= set(SUBJECTS)

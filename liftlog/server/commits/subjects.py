@@ -15,8 +15,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,7 @@ class SubjectUpkeep:
         self._waiters = waiters
         self._wanted = False
         self._is_current = True
+        self._erasures = 0
         self._damage_seen = log.view.manifest.quarantined
         self._task: asyncio.Task[None] | None = None
         self._closed = threading.Event()
@@ -205,6 +206,26 @@ class SubjectUpkeep:
             table.lost_from(offset, self._log.log_end_offset)
             self.request()
 
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """While this context is open, the table may contain records that were just erased. Call
+        `erased` or `request` for them before it ends."""
+        self._erasures += 1
+        try:
+            yield
+        except BaseException:
+            self._is_current = False
+            self.request()
+            raise
+        finally:
+            self._erasures -= 1
+
+    def erased(self, subject: bytes, offset: int, left: int) -> None:
+        """Note that the record at `offset` was erased; see `SubjectSequences.erased`."""
+        table = self._sequencer.subjects
+        if table is not None and not table.erased(subject, offset, left):
+            self.request()
+
     def request(self) -> None:
         """Request a scan of the remaining records, because records were removed. Does nothing
         without a table."""
@@ -213,6 +234,11 @@ class SubjectUpkeep:
         self._wanted, self._is_current = True, False
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def settled(self, seconds: float) -> None:
+        """Wait for the end of the scans that are requested, for at most this time."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=seconds)
 
     async def _run(self) -> None:
         try:
@@ -269,6 +295,7 @@ class SubjectUpkeep:
         if (
             table is not None
             and self._is_current
+            and not self._erasures
             and self._damage_seen == log.view.manifest.quarantined
         ):
             write_subject_snapshot(log, table)

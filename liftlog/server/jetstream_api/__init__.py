@@ -19,6 +19,7 @@ creations      the subjects that streams are about to get
 stream_config  converts JetStream's configuration of a stream to our settings and back
 message_methods  STREAM.MSG.GET and DIRECT.GET: single records, and batches of them
 lookups        finds records by offset, subject and time
+erasing        STREAM.MSG.DELETE: erases single messages
 purging        STREAM.PURGE: the oldest messages, or those on some subjects
 consumer_methods CONSUMER.*
 fields         the fields of a request

@@ -30,12 +30,13 @@ def _no_constant(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
 
-def whole(body: dict[str, Any], name: str, *, least: int = 0) -> int:
-    """Return a whole number of 64 bits; 0 if the field is missing. Raises JetStreamError."""
+def whole(body: dict[str, Any], name: str, *, least: int = 0, most: int = 2**63) -> int:
+    """Return a whole number from `least` to below `most`; 0 if the field is missing. Raises
+    JetStreamError."""
     value = body.get(name)
     if value is None:
         return 0
-    if type(value) is not int or not least <= value < 2**63:
+    if type(value) is not int or not least <= value < most:
         raise invalid_json(f"{name}: expected a whole number")
     return value
 

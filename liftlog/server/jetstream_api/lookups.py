@@ -14,10 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from acl.rules import OVER_NATS
 from acl.subjects import is_literal, matches, why_no_subject
+from liftlog.deliveries.columns import NO_INTS
 from liftlog.errors import CorruptRange, LimitExceeded, OffsetOutOfRange
 from liftlog.log import Log
+from liftlog.log.erased import ErasedSet
 from liftlog.records.columns.selection import OFFSET, SUBJECT, Selection, parse_selection
 from liftlog.records.decode import Record, iter_batches
 from liftlog.sequencing.subject_sequences import deletes_subject
@@ -78,6 +82,11 @@ class Lookup:
         self._cold = services.cold_readers
         self._until = time.monotonic() + _SEARCH_SECONDS
 
+    @property
+    def first_offset(self) -> int:
+        """The first offset that is shown."""
+        return self._shown.first_offset
+
     async def at(self, offset: int) -> Found | None:
         """Return the record at an offset; None if the record does not exist or is not shown."""
         found = await self.stored(offset)
@@ -109,18 +118,38 @@ class Lookup:
                 break  # an older record of the subject may be the last one now
             if found is not None or known == self._known_last(pattern):
                 return found
-        span = Span(self._shown.first_offset, self._log.high_watermark)
-        walk = Backward(self._log, span, self._selection((pattern,)))
+        offset = await self.last_left(pattern, self._log.high_watermark)
+        return await self.stored(offset) if offset else None
+
+    async def last_left(self, pattern: str, end: int) -> int:
+        """Search the last record below `end` on the subjects of a pattern, and return its offset; 0
+        if there is none."""
+        walk = Backward(self._log, Span(self._shown.first_offset, end), self._selection((pattern,)))
         deleted: set[str] = set()
         while not walk.at_end:
             for item in await self._step(walk.step, 1):
                 if isinstance(item, Damage) or item.subject in deleted:
                     continue
                 if item.value is not None or self._shown.history is None:
-                    return await self.stored(item.offset)
+                    return item.offset
                 if deletes_subject(item.key, item.value):
                     deleted.add(item.subject)
-        return None
+        return 0
+
+    async def superseded(self, subject: str, end: int) -> ErasedSet:
+        """Return the offsets below `end` of the records of a subject that are not shown, in a
+        stream with a history. Tombstones are such records, too."""
+        shown = (await self.of_subjects(subject)).get(subject.encode(), ())
+        selection = self._selection((subject,), columns=(OFFSET,))
+        found = ErasedSet({})
+
+        def take(body: bytes) -> None:
+            nonlocal found
+            offsets = [np.array(batch.offsets(), np.int64) for batch in iter_batches(body)]
+            found |= ErasedSet.of_offsets(np.concatenate([NO_INTS, *offsets]))
+
+        await self._search(self._log.log_start_offset, end, selection, take)
+        return found.within(0, end) - ErasedSet.of_offsets(np.array(shown, np.int64))
 
     def _known_last(self, pattern: str) -> int | None:
         """Return the last offset of a subject without a search: 0 if the subject has no record,
@@ -154,11 +183,12 @@ class Lookup:
         if self._shown.history is not None:
             newest = await self._newest(subjects, self._log.high_watermark)
             return sum(one >= offset for one in newest.offsets())
-        log, end = self._log, self._log.high_watermark
+        view = self._log.view
+        end = view.committed.offset
         at = max(offset, self._shown.first_offset)
-        has_holes = log.view.record_count != end - log.log_start_offset
-        if not subjects and self._readable is None and not has_holes:
-            return max(0, end - at)
+        known = view.count_between(at, end) if at < end else 0
+        if not subjects and self._readable is None and known is not None:
+            return known
         selection = self._selection(subjects, columns=(OFFSET,))
         count = 0
 
@@ -207,15 +237,20 @@ class Lookup:
         with a history. Raises TooManyResults."""
         return (await self._newest((pattern,), self._log.high_watermark)).by_subject()
 
-    async def holes(self, most: int) -> list[int]:
-        """Return the offsets between log start and high watermark whose records have been deleted.
-        Raises TooManyResults."""
-        end, first = self._log.high_watermark, self._shown.first_offset
-        if self._shown.history == 1:  # the record is superseded, but not deleted yet
+    async def holes(self, first: int, end: int) -> list[int]:
+        """Return the offsets in [first, end) whose records have been deleted. `first` is the offset
+        of a record. Raises TooManyResults."""
+        if self._shown.history is not None:  # records are superseded, but not deleted yet
             kept = set((await self._newest((), end)).offsets())
-            if end - first - len(kept) > most:
+            if end - first - len(kept) > MAX_HOLES:
                 raise TooManyResults
             return [offset for offset in range(first, end) if offset not in kept]
+        view = self._log.view
+        if view.erased is not None and view.count_between(first, end) is not None:
+            # No other offset is missing.
+            if view.erased.count_in(first, end) > MAX_HOLES:
+                raise TooManyResults
+            return list(view.erased.offsets_in(first, end).tolist())
         selection = self._selection((), columns=(OFFSET,))
         expected, found = first, list[int]()
 
@@ -226,7 +261,7 @@ class Lookup:
                     if offset > expected:
                         found.extend(range(expected, min(offset, expected + 2 * MAX_HOLES)))
                     expected = offset + 1
-            if len(found) > most:
+            if len(found) > MAX_HOLES:
                 raise TooManyResults
 
         await self._search(first, end, selection, take)

@@ -1,33 +1,44 @@
 """STREAM.PURGE: deletes the oldest messages of a stream, or the messages on some subjects.
 
-Records never change. To delete the oldest records, the log start is moved. In a stream with
-`max_msgs_per_subject`, a tombstone deletes the records of a subject. A tombstone is a record like
-any other, so it is durable and on all replicas before the answer is sent. From then on readers skip
-the deleted records, and compaction removes their bytes later.
+To delete the oldest records, the log start is moved. The records of some subjects are erased, as
+STREAM.MSG.DELETE erases one. In a stream with `max_msgs_per_subject`, a tombstone deletes the
+records of a subject. A tombstone is a record like any other, so it is durable and on all replicas
+before the answer is sent. From then on readers skip the deleted records, and compaction removes
+their bytes later.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
-from acl.subjects import is_subset, why_no_subject
+from acl.rules import OVER_NATS
+from acl.subjects import is_literal, is_subset, why_no_subject
 from liftlog.errors import Conflict, LiftlogError, NotReady, RequestTimeout
 from liftlog.protocol.administration import TruncateStream
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import StreamAnswer
+from liftlog.records.columns.selection import parse_selection
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError, bad_request
+from liftlog.server.jetstream_api.erasing import note_erased, search_limit, wake_consumers
 from liftlog.server.jetstream_api.fields import text, whole
-from liftlog.server.jetstream_api.lookups import TooManyResults, open_whole_lookup
+from liftlog.server.jetstream_api.inboxes import party_of
+from liftlog.server.jetstream_api.lookups import Lookup, TooManyResults, open_whole_lookup
 from liftlog.server.jetstream_api.messages.newest import partial_key
 from liftlog.server.jetstream_api.methods import Answer, Request, answers
 from liftlog.server.jetstream_api.streams import asked, description, settings_of
+from liftlog.server.streams.erasing import Eraser, Wanted
+from liftlog.server.streams.retention import first_of_newest
 
 _AT_ONCE = 500
 """Number of tombstones that are written before other tasks run."""
 _COMMIT_SECONDS = 4.0
 """Time limit of a commit, in seconds. It is lower than the usual timeout of clients, 5 s."""
+_SETTLE_SECONDS = 1.0
+"""Maximum wait for the last messages of the subjects, in seconds."""
 
 
 @answers("STREAM.PURGE", "stream_purge", arguments=(1, 1), at_leader=True)
@@ -37,15 +48,15 @@ async def _purge(request: Request) -> Answer:
     keep, seq = whole(body, "keep"), whole(body, "seq")
     subject = text(body, "filter")
     if keep and seq:
-        raise bad_request("keep and seq exclude each other")
+        raise bad_request()
     if subject and why_no_subject(subject) is not None:
         raise bad_request("invalid subject")
     info = await description(request)
     settings = settings_of(info)
-    if settings.jetstream is not None and settings.jetstream.deny_purge:
-        raise _not_purged("stream purge not permitted")
     if settings.read_only:
         raise JetStreamError(400, 10109, "invalid operation on sealed stream")
+    if settings.jetstream is not None and settings.jetstream.deny_purge:
+        raise _not_purged("stream purge not permitted")
     if not subject or all(is_subset(one, subject) for one in info.recorded_subjects):
         return {"success": True, "purged": await _purge_oldest(request, info, keep, seq)}
     return {"success": True, "purged": await _purge_subjects(request, subject, keep, seq)}
@@ -59,7 +70,7 @@ def _not_purged(why: str) -> JetStreamError:
 
 
 async def _purge_oldest(request: Request, info: StreamInfo, keep: int, seq: int) -> int:
-    offset = _purge_below(info, keep, seq)
+    offset = await _purge_below(request, info, keep, seq)
     if offset <= info.log_start_offset:
         return 0
     message = TruncateStream(request.stream, offset, info.incarnation)
@@ -72,13 +83,13 @@ async def _purge_oldest(request: Request, info: StreamInfo, keep: int, seq: int)
     return max(0, purged)
 
 
-def _purge_below(info: StreamInfo, keep: int, seq: int) -> int:
+async def _purge_below(request: Request, info: StreamInfo, keep: int, seq: int) -> int:
     """Return the offset of the first record that is kept."""
     end = info.high_watermark
     if keep:
-        if end - info.log_start_offset != info.record_count:
-            raise _not_purged("keep is not supported where messages are missing; use seq")
-        return max(info.log_start_offset, end - keep)
+        if end - info.log_start_offset == info.record_count:
+            return max(info.log_start_offset, end - keep)
+        return await asyncio.to_thread(first_of_newest, request.led_stream().log, keep)
     return min(seq, end) if seq else end
 
 
@@ -89,16 +100,17 @@ async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -
     host, lookup = open_whole_lookup(request)
     own = host.settings.jetstream
     if own is None or own.max_msgs_per_subject is None:
-        raise _not_purged(
-            "messages of one subject can be purged only from a stream that was created with "
-            "max_msgs_per_subject; from other streams only the oldest messages"
-        )
+        return await _erase_subjects(request, host, lookup, pattern, keep, seq)
     try:
         found = await lookup.of_subjects(pattern)
     except TooManyResults:
         raise _not_purged("too many subjects match: purge fewer at a time") from None
     request.authorize("delete")  # checked again: the ACL may have changed
-    doomed = {subject: _doomed(offsets, keep, seq) for subject, offsets in found.items()}
+    below = _first_kept(found, keep) if keep else seq
+    doomed = {
+        subject: bisect_left(offsets, below) if below else len(offsets)
+        for subject, offsets in found.items()
+    }
     going = [subject for subject, count in doomed.items() if count]
     purged = 0
     for start in range(0, len(going), _AT_ONCE):
@@ -107,30 +119,66 @@ async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -
         wanted = going[start : start + _AT_ONCE]
         # No await between this look-up and the tombstones, so that a message that has arrived since
         # is kept unless the purge covers it.
-        keys = [_key(host, one, found[one][doomed[one] :], seq) for one in wanted]
+        keys = [_key(host, one, found[one][doomed[one] :], below) for one in wanted]
         named = {one: key for one, key in zip(wanted, keys, strict=True) if key}
         await _delete(host, list(named), list(named.values()))
         purged += sum(doomed[subject] for subject in named)
     return purged
 
 
-def _doomed(offsets: Sequence[int], keep: int, seq: int) -> int:
-    """Return the number of the oldest records of a subject to delete."""
-    if seq:
-        return sum(offset < seq for offset in offsets)
-    return max(0, len(offsets) - keep)
+async def _erase_subjects(
+    request: Request, host: StreamHost, lookup: Lookup, pattern: str, keep: int, seq: int
+) -> int:
+    """Erase the messages on some subjects. Only the search has a time limit."""
+    first, end = lookup.first_offset, host.log.high_watermark
+    end = min(seq, end) if seq else end
+    if first >= end:
+        return 0
+    wanted = Wanted(((first, end),), parse_selection(subjects=[pattern]))
+    is_one = is_literal(pattern)
+    try:
+        async with search_limit() as is_found:
+
+            def check() -> None:
+                request.authorize("delete")  # checked again: the ACL may have changed
+                is_found()
+
+            eraser = Eraser("", (OVER_NATS, party_of(request.reply)), check)
+            with host.subjects.erasing():
+                erased = await request.broker.erasing.erase_matching(
+                    host.name,
+                    wanted,
+                    eraser,
+                    reason="STREAM.PURGE",
+                    keep=keep,
+                    scans_subjects=not is_one,
+                )
+                is_found()
+                if is_one:
+                    await note_erased(host, lookup, pattern)
+    except Conflict as error:
+        raise _not_purged(str(error)) from None
+    await host.subjects.settled(_SETTLE_SECONDS)
+    wake_consumers(request)
+    return len(erased.offsets)
 
 
-def _key(host: StreamHost, subject: bytes, rest: Sequence[int], seq: int) -> bytes:
+def _first_kept(found: Mapping[bytes, Sequence[int]], keep: int) -> int:
+    """Return the offset of the first of the last `keep` messages of all subjects."""
+    offsets = sorted(chain.from_iterable(found.values()))
+    return offsets[-keep] if keep < len(offsets) else 1
+
+
+def _key(host: StreamHost, subject: bytes, rest: Sequence[int], below: int) -> bytes:
     """Return the key of the tombstone. If the newest records are kept, the key names the offset
     below which all records of the subject are deleted. The key is empty if no tombstone is needed,
     because the only shown record is kept."""
-    if not rest and not (seq and _last_offset(host, subject) >= seq):
+    if not rest and not (below and _last_offset(host, subject) >= below):
         return subject
     own = host.settings.jetstream
     if own is None or own.max_msgs_per_subject == 1:
         return b""
-    return partial_key(rest[0] if rest else seq)
+    return partial_key(rest[0] if rest else below)
 
 
 async def _delete(host: StreamHost, subjects: Sequence[bytes], keys: Sequence[bytes]) -> None:

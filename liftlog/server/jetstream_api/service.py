@@ -90,7 +90,7 @@ _UNDECIDED = "not yet known whether JetStream is off"
 
 __all__ = ["JetStreamApi"]
 _REGISTERED = (consumer_methods, message_methods, purging, streams)
-"""The modules that register methods. This module imports them only for their registrations."""
+"""The modules that register methods, imported only for that; `purging` imports `erasing`."""
 
 
 class JetStreamApi:

@@ -155,6 +155,10 @@ def check_unchangeable(have: Mapping[str, Any], want: Mapping[str, Any]) -> None
         )
     if have["sealed"] and not want["sealed"]:
         raise invalid_config("stream configuration update can not unseal a sealed stream")
+    if have["deny_delete"] and not want["deny_delete"]:
+        raise invalid_config("stream configuration update can not cancel deny message deletes")
+    if have["deny_purge"] and not want["deny_purge"]:
+        raise invalid_config("stream configuration update can not cancel deny purge")
 
 
 class _Reader(ConfigFields):

@@ -17,6 +17,7 @@ from liftlog.errors import (
     NatsUnavailable,
     StreamNotFound,
 )
+from liftlog.log.state import ReadView
 from liftlog.names import is_stream_name
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import (
@@ -50,7 +51,7 @@ from liftlog.server.jetstream_api.lookups import (
     TooManyResults,
     open_lookup,
 )
-from liftlog.server.jetstream_api.messages.ages import timestamp_at
+from liftlog.server.jetstream_api.messages.ages import first_message
 from liftlog.server.jetstream_api.methods import Answer, Request, always, answers, without
 from liftlog.server.jetstream_api.stream_config import (
     changes_from,
@@ -122,12 +123,16 @@ async def _stream_info(request: Request) -> Answer:
     if pattern and why_no_subject(pattern) is not None:
         raise bad_request("invalid subject")
     described = await _described(request, await description(request))
+    state = described["state"]
     try:
-        if wants_holes and described["state"]["num_deleted"]:
-            described["state"]["deleted"] = await open_lookup(request)[1].holes(MAX_HOLES)
+        if wants_holes and state["num_deleted"]:
+            if state["num_deleted"] > MAX_HOLES:
+                raise TooManyResults
+            lookup = open_lookup(request)[1]
+            state["deleted"] = await lookup.holes(state["first_seq"], state["last_seq"] + 1)
         if pattern:
             offset = whole(body, "offset", least=-(2**63))
-            described |= await _subjects_page(request, described["state"], pattern, offset)
+            described |= await _subjects_page(request, state, pattern, offset)
     except TooManyResults:
         raise JetStreamError(500, 10117, "subject details would exceed maximum allowed") from None
     return described
@@ -177,8 +182,9 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
     first, first_ns = info.log_start_offset, 0
     if host is not None and has_records:
         first = max(first, request.parts.ages.first_offset(host))
-        first_ns = await asyncio.to_thread(timestamp_at, host.log, first)
-    state = _state(info, first, first_ns, log.view.max_timestamp_ns if log is not None else 0)
+        first, first_ns = await asyncio.to_thread(first_message, host.log, first)
+    view = None if log is None else log.view
+    state = _state(info, min(first, info.high_watermark), first_ns, view)
     parts = request.parts
     state["consumer_count"] = len(parts.consumers.of(info.name)) + len(parts.acked.of(info.name))
     if host is not None:
@@ -216,15 +222,19 @@ def settings_of(info: StreamInfo) -> StreamSettings:
     return parse_stream_settings(info.settings, exists=True)
 
 
-def _state(info: StreamInfo, start: int, first_ns: int, last_ns: int) -> dict[str, Any]:
-    """Return the state of a stream in JetStream's form. Sequences are offsets; `start` is the first
-    shown offset."""
-    end = info.high_watermark
-    count = min(info.record_count or 0, end - start)
+def _state(info: StreamInfo, start: int, first_ns: int, view: ReadView | None) -> dict[str, Any]:
+    """Return the state of a stream in JetStream's form. Sequences are offsets; `start` is the
+    offset of the first shown message, or the end of the stream."""
+    end, last_ns = info.high_watermark, 0 if view is None else view.max_timestamp_ns
+    erased = None if view is None else view.erased
+    hidden = 0 if erased is None else erased.count_in(info.log_start_offset, end)
+    below = 0 if erased is None else erased.count_in(info.log_start_offset, start)
+    count = min(info.record_count or 0, end - start - (hidden - below))
     is_new = start == end == 1
     return {
         "messages": count,
-        "bytes": info.size_bytes if count else 0,
+        # The files still have the erased records.
+        "bytes": info.size_bytes * count // max(count + hidden, 1),
         "first_seq": 0 if is_new else start,
         "first_ts": time_text(first_ns) if count and first_ns else ZERO_TIME,
         "last_seq": 0 if is_new else end - 1,
@@ -352,7 +362,7 @@ async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) 
             400, 10058, "stream name already in use with a different configuration"
         )
     if not request.may_read(existing.name):
-        empty = _state(StreamInfo(), 0, 0, 0)
+        empty = _state(StreamInfo(), 0, 0, None)
         return {"config": with_levels(wanted), "created": ZERO_TIME, "state": empty}
     return await _described(request, existing)
 
@@ -419,23 +429,6 @@ async def _delete(request: Request) -> Answer:
 def _expect_empty(request: Request) -> None:
     if request.payload.strip() not in (b"", b"{}"):
         raise JetStreamError(400, 10038, "expected an empty request payload")
-
-
-@answers(
-    "STREAM.MSG.DELETE", "stream_msg_delete", arguments=(1, 1), at_leader=True, is_cheap=always
-)
-async def _delete_message(request: Request) -> Answer:
-    request.authorize("delete")
-    whole(request.body(), "seq")
-    own = settings_of(await description(request)).jetstream
-    if own is not None and own.deny_delete:
-        raise JetStreamError(500, 10057, "message delete not permitted")
-    raise JetStreamError(
-        500,
-        10057,
-        "single messages cannot be deleted: records never change; a tombstone deletes a key, and a "
-        "purge the oldest messages",
-    )
 
 
 def _refuse(name: str, kind: str, why: str) -> None:

@@ -139,7 +139,8 @@ class Erasing:
             elif found.offsets:
                 requested = tuple(message.ranges) or wanted.ranges
                 made = _Made(message.reason, requested, _hash_of(host, message))
-                erasure_id, found = await self._hide(host, chosen, by, made)
+                scan = host.subjects.request
+                erasure_id, found = await self._hide(host, chosen, by, made, scan)
         return _answer(message, found, erasure_id, end, subjects)
 
     async def erase_matching(
@@ -150,9 +151,11 @@ class Erasing:
         *,
         reason: str = "",
         keep: int = 0,
+        scans_subjects: bool = True,
     ) -> Selection:
         """Erase the records of a stream that match, except for the last `keep` of them; returns the
-        erased ones. The promise and the errors are those of `erase`.
+        erased ones. The promise and the errors are those of `erase`. Without `scans_subjects`, the
+        caller corrects the last offsets of subjects (`SubjectUpkeep.erasing`).
 
         For example, to erase all records on a subject:
 
@@ -177,7 +180,27 @@ class Erasing:
             if not offsets:
                 return chosen.selection
             made = _Made(reason, wanted.ranges, "")
-            return (await self._hide(host, chosen, by, made))[1]
+            then = host.subjects.request if scans_subjects else None
+            return (await self._hide(host, chosen, by, made, then))[1]
+
+    async def erase_offsets(
+        self, name: str, offsets: ErasedSet, by: Eraser, *, reason: str = ""
+    ) -> Selection:
+        """Like `erase_matching` without `scans_subjects`, for the records at some offsets. The
+        stream may keep a number of messages per subject: then the offsets must include those of all
+        older records of a subject that are not shown, and the caller corrects its view."""
+        host = self._administration.changeable(name)
+        check_can_erase(host, of_bucket=True)
+        async with self._places.of(host, by.party):
+            chosen = await asyncio.to_thread(host.log.structure.select, offsets)
+            if not chosen.selection.offsets:
+                return chosen.selection
+            is_short = offsets.range_count <= MAX_ERASED_RANGES
+            ranges = (
+                offsets.ranges() if is_short else [(offsets.next_at(0) or 0, offsets.end_offset)]
+            )
+            made = _Made(reason, tuple(ranges), "")
+            return (await self._hide(host, chosen, by, made, None, of_bucket=True))[1]
 
     # --- parts ---
 
@@ -192,9 +215,17 @@ class Erasing:
         return Chosen(view, await finder.find(log, wanted, party))
 
     async def _hide(
-        self, host: StreamHost, chosen: Chosen, by: Eraser, made: _Made
+        self,
+        host: StreamHost,
+        chosen: Chosen,
+        by: Eraser,
+        made: _Made,
+        then: Callable[[], None] | None,
+        *,
+        of_bucket: bool = False,
     ) -> tuple[str, Selection]:
-        """List the erasure, and hide its records. Returns its id, and the hidden records."""
+        """List the erasure, hide its records, and call `then`. Returns its id, and the hidden
+        records."""
         offsets = chosen.selection.offsets
         one = Erasure(
             secrets.token_hex(8),
@@ -209,10 +240,10 @@ class Erasing:
         by.check()
         # Under the lock, no setting changes that decides whether the stream can erase records.
         async with self._administration.lock_of(host):
-            check_can_erase(host)
+            check_can_erase(host, of_bucket=of_bucket)
             found = await host.exclusively(
                 lambda: erase_listed(host.log, chosen, one),
-                host.subjects.request,
+                then,
                 reserve=self._hosted.reserve,
             )
         lost = joined([*found.unreadable, *chosen.selection.unreadable])
@@ -261,8 +292,9 @@ class _Places:
             lock.release()
 
 
-def check_can_erase(host: StreamHost) -> None:
-    """Raise Conflict if the stream cannot erase records."""
+def check_can_erase(host: StreamHost, *, of_bucket: bool = False) -> None:
+    """Raise Conflict if the stream cannot erase records. With `of_bucket`, it may keep a number of
+    messages per subject."""
     own = host.settings.jetstream
     if host.log.config.replicated:
         raise Conflict(
@@ -270,7 +302,7 @@ def check_can_erase(host: StreamHost) -> None:
             "records yet",
             hint="truncate the stream, or delete its keys with compaction",
         )
-    if own is not None and own.max_msgs_per_subject is not None:
+    if own is not None and own.max_msgs_per_subject is not None and not of_bucket:
         raise Conflict(
             f"stream {host.name} keeps a number of messages per subject, and records of such a "
             "stream cannot be erased by offset yet",

@@ -17,6 +17,7 @@ from liftlog.log import Log
 from liftlog.log.files.leases import Lease
 from liftlog.log.read.ages import held_times_of, newest_times_of
 from liftlog.log.segment.segment import Segment
+from liftlog.log.state import ReadView
 from liftlog.server.commits.configs import window_ns
 from liftlog.server.replication.log_start import plan_log_start
 from liftlog.settings import StreamSettings
@@ -55,12 +56,9 @@ def decide_retention(
     )
     view = log.view
     segments = view.segments
-    counted: Sequence[Segment | _Remaining] = segments
-    if view.erased is not None:
-        counted = [_Remaining(one, view.remaining_records(one)) for one in segments]
     times_of = newest_times_of if by_time else held_times_of
     decision = decide(
-        counted,
+        _counted(view),
         policy,
         log_start_offset=log.log_start_offset,
         log_end_offset=log.high_watermark,
@@ -72,6 +70,29 @@ def decide_retention(
     if not decision.delete_segments and decision.log_start_offset == log.log_start_offset:
         return None
     return decision
+
+
+def first_of_newest(log: Log, count: int) -> int:
+    """Return the offset of the first of the newest `count` records; the log start if there are
+    fewer. Blocking: reads the batch headers of one segment. Raises StorageError."""
+    view = log.view
+    decision = decide(
+        _counted(view),
+        RetentionPolicy(max_messages=count),
+        log_start_offset=view.manifest.log_start_offset,
+        log_end_offset=view.committed.offset,
+        now_ns=0,
+        offset_of_record=lambda segment, number: _offset_of_record(log, segment, number),
+        newest_ns=[0] * len(view.segments),
+    )
+    return decision.log_start_offset
+
+
+def _counted(view: ReadView) -> Sequence[Segment | _Remaining]:
+    """Return the segments with the numbers of records that are not erased."""
+    if view.erased is None:
+        return view.segments
+    return [_Remaining(one, view.remaining_records(one)) for one in view.segments]
 
 
 class _Remaining:

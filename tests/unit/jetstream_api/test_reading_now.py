@@ -15,8 +15,8 @@ from support.disks.stored_logs import StoredLog
 
 from liftlog.log.erased import ErasedSet
 from liftlog.server.jetstream_api.consumers import recent
-from liftlog.server.jetstream_api.consumers.budget import Budget
-from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, Budgets, Cursor
+from liftlog.server.jetstream_api.consumers.budget import Budget, Budgets
+from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, Cursor
 from liftlog.server.jetstream_api.consumers.rows import SharedRow
 from liftlog.server.jetstream_api.workers.buffer import Buffer
 from liftlog.server.reading.read_share import ReadShare, ThreadUsage

@@ -122,6 +122,10 @@ def test_an_update_leads_to_what_was_asked_for(one: dict[str, Any], other: dict[
         with pytest.raises(JetStreamError, match="unseal"):
             check_unchangeable(have, want)
         return
+    if any(have[name] and not want[name] for name in ("deny_delete", "deny_purge")):
+        with pytest.raises(JetStreamError, match="can not cancel deny"):
+            check_unchangeable(have, want)
+        return
     check_unchangeable(have, want)
     asked = settings_from("orders", wanted(**{**other, **same}))
     reached = merged_settings(before, changes_from(asked, have, want))

@@ -10,6 +10,8 @@ push_flow   flow control and heartbeats of a push consumer
 delivered   composes the messages that carry records, and counts the records
 placing     moves the cursor of a new consumer to its start
 cursor      the position of a consumer in the log
+chosen      the offsets that a deliver policy has chosen
+removals    the records that were erased since a consumer counted them
 rows        the records as they are delivered
 recent      the newest records of a stream, which its consumers share
 live        delivers new records to the consumers that wait for them

@@ -3,6 +3,8 @@ I/O."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class Budget:
     """A limit of `total` for all parts. Each part can always use its `share`, even if this exceeds
@@ -37,3 +39,12 @@ class Part:
 
     def close(self) -> None:
         self.resize(0)
+
+
+class Budgets(NamedTuple):
+    """Limits for all cursors together: the number of offsets that searches for the newest records
+    store (some 200 bytes each), and the number of offsets that wait to be delivered (8 bytes
+    each)."""
+
+    noted: Budget
+    chosen: Budget

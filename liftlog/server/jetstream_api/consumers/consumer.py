@@ -155,6 +155,9 @@ class Consumer:
         if not is_new:
             with contextlib.suppress(LiftlogError):
                 async with self._reading:
+                    self._drop_erased()
+                    if self._cursor.is_stale:
+                        self._cursor.count_anew(len(self._rows))
                     await self._cursor.count()
         now = time.time_ns()
         delivered: dict[str, Any] = {
@@ -219,7 +222,6 @@ class Consumer:
                 await self._fill()
             if self._rows:
                 await opened(self._services.read_share)
-                self._drop_erased()
                 await self._deliver()
                 return ""
             if not self._caught_up:
@@ -256,12 +258,14 @@ class Consumer:
         self._caught_up = caught_up
         self._rows.extend(self._within_payload(rows))
         if caught_up:
-            self._cursor.left = len(self._rows)
+            self._cursor.left, self._cursor.is_stale = len(self._rows), False
 
     def _drop_erased(self) -> None:
         """Drop the rows that were erased after they had been read."""
-        if self.host.log.view.erased is not None:
-            left = without_erased(self._rows, self.host.log.view)
+        view = self.host.log.view
+        self._cursor.note_erased(view)
+        if view.erased is not None:
+            left = without_erased(self._rows, view)
             self._cursor.left = max(self._cursor.left - len(self._rows) + len(left), 0)
             self._rows = deque(left)
 
@@ -353,6 +357,12 @@ class Consumer:
 
     async def _deliver(self) -> None:
         """Send the records that were read and that clients have requested."""
+        self._drop_erased()
+        if self._cursor.must_recount:
+            async with self._reading:
+                self._cursor.count_anew(len(self._rows))
+                await self._cursor.count()
+            self._drop_erased()
         with self._services.read_share:
             commands = self._requested()
         if self._size_bytes() > PIECE_BYTES:

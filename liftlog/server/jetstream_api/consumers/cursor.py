@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from liftlog.deliveries.columns import Ints
 from liftlog.errors import (
@@ -28,11 +28,14 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.log import Log
+from liftlog.log.state import ReadView
 from liftlog.records.columns.batch_columns import decode_columns
 from liftlog.records.columns.selection import OFFSET, SUBJECT, Selection
 from liftlog.records.decode import iter_batches
-from liftlog.server.jetstream_api.consumers.budget import Budget, Part
+from liftlog.server.jetstream_api.consumers.budget import Budgets, Part
+from liftlog.server.jetstream_api.consumers.chosen import end_of_run, has
 from liftlog.server.jetstream_api.consumers.recent import MOST_BYTES, recent_rows
+from liftlog.server.jetstream_api.consumers.removals import Removals, erased_between
 from liftlog.server.jetstream_api.consumers.rows import Row, rows_in, rows_of, without_erased
 from liftlog.server.jetstream_api.messages.newest import newest_of
 from liftlog.server.jetstream_api.messages.purges import Purges
@@ -48,24 +51,10 @@ PIECE_BYTES = 128 * 1024
 _COUNT_SECONDS = 2.0
 _SEARCH_SECONDS = 4.5
 """Time limit of a search, in seconds. It is lower than the usual timeout of clients, 5 s."""
-_CLOSE = 512
-"""Maximum gap, in offsets, between two wanted records that are read in one piece."""
 _FRESH = 64
 """Maximum number of records that a consumer may still have to read while it counts as fresh."""
-_LONGEST_RUN = 4096
-"""Maximum number of records in one piece. The limit exists because the search for the end of a
-piece runs in the event loop."""
 
 Result = TypeVar("Result")
-
-
-class Budgets(NamedTuple):
-    """Limits for all cursors together: the number of offsets that searches for the newest records
-    store (some 200 bytes each), and the number of offsets that wait to be delivered (8 bytes
-    each)."""
-
-    noted: Budget
-    chosen: Budget
 
 
 class Cursor:
@@ -86,12 +75,13 @@ class Cursor:
         self._shown = shown
         self._purges = purges
         self._seen_version = -1
-        self._seen_erased = shown.host.log.view.erased
         self._is_fresh = False
         self.is_stale = False
         """True if `left` may contain records that were removed since they were counted."""
+        self._is_recounting = False
         self._restarts = 0
         self.log: Log = shown.host.log
+        self._removals = Removals(self.log)
         self.next_offset = shown.first_offset
         """The next offset to examine."""
         self.left = 0
@@ -150,13 +140,16 @@ class Cursor:
     async def count(self) -> None:
         """Count the wanted records. If an exact count would take long, the count also includes
         records that do not match."""
-        log, end = self.log, self.log.high_watermark
-        at = max(self.next_offset, self._counted_to)
+        self.note_erased(view := self.log.view)
+        end = view.committed.offset
+        first = at = max(self.next_offset, self._counted_to)
         if at >= end:
+            self._is_recounting = False
             return
         before, restarts, total = self._noted_count, self._restarts, 0
-        if self.takes_all and at >= self._chosen_end and _is_dense(log):
-            total = end - max(at, log.log_start_offset)
+        is_whole = self.takes_all and at >= self._chosen_end
+        if is_whole and (known := view.count_between(at, end)) is not None:
+            total = known
         else:
             purges = None if self._purges is None or self._purges.is_empty else self._purges
             columns = frozenset((OFFSET,) if purges is None else (OFFSET, SUBJECT))
@@ -171,15 +164,39 @@ class Cursor:
             total += max(0, end - at)
         if restarts == self._restarts and self._counted_to <= end:
             # `passed` may have added some of these records meanwhile.
+            self.note_erased(self.log.view)
             self.left += max(total - (self._noted_count - before), 0)
             self._counted_to = end
+            if erased_between(view.erased, self.log.view.erased, first, end):
+                self.is_stale = True  # they may have been counted before
+        if self._is_recounting:
+            self._is_recounting = False
+            self._removals.count_ends()
 
     def count_anew(self, known: int) -> None:
         """Count the records again, as some of them were removed. `known` is the number of wanted
         records that were read, but not delivered."""
         self.left, self._counted_to = known, self.next_offset
-        self.is_stale = False
+        self.is_stale, self._is_recounting = False, True
         self._restarts += 1
+        self._removals.count_begins()
+
+    def note_erased(self, view: ReadView) -> None:
+        """Subtract the records that were erased since the last call from `left`. If it is not known
+        how many of them are wanted, `left` becomes stale."""
+        count = self._removals.count_in(view, self.next_offset, self._counted_to)
+        if count and self.takes_all:
+            self.left = max(self.left - count, 0)
+        elif count:
+            self.is_stale = True
+
+    @property
+    def must_recount(self) -> bool:
+        """True if `left` should be counted before records are delivered, or is being counted.
+
+        If records are erased all the time, only a share of the time is used for new counts; between
+        them, `left` includes erased records."""
+        return self._is_recounting or (self.is_stale and self._removals.may_count)
 
     def _note_count(self, counts: list[int], end: int, purges: Purges | None, body: bytes) -> None:
         """Note the numbers of wanted records in some batches. Runs in a thread."""
@@ -195,7 +212,7 @@ class Cursor:
                 )
                 kept = [
                     value is not None
-                    and (offset >= chosen_end or _has(chosen, offset))
+                    and (offset >= chosen_end or has(chosen, offset))
                     and not (purges is not None and purges.hides(subject, offset))
                     for offset, subject, value in zip(*columns, strict=False)
                 ]
@@ -219,8 +236,8 @@ class Cursor:
 
     def sees_new_purges(self) -> bool:
         """Return True, once, if earlier reads may contain records that were purged or erased."""
-        if (erased := self.log.view.erased) is not self._seen_erased:
-            self._seen_erased, self.is_stale = erased, True
+        if self._removals.concern_rows():
+            self.note_erased(self.log.view)
             return True
         if self._purges is None or self._purges.version == self._seen_version:
             return False
@@ -247,10 +264,10 @@ class Cursor:
         if was_fresh and not self._is_fresh:
             self._seen_version = -1
 
-    def without_purged(self, rows: Iterable[Row]) -> list[Row]:
-        """Leave out the records that were erased, and those that were purged as far as the purges
-        are known."""
-        purges, rows = self._purges, without_erased(rows, self.log.view)
+    def without_purged(self, rows: Iterable[Row], view: ReadView | None = None) -> list[Row]:
+        """Leave out the records that were erased in `view` (None: now), and those that were purged
+        as far as the purges are known."""
+        purges, rows = self._purges, without_erased(rows, view or self.log.view)
         if purges is None or purges.is_empty:
             return rows
         return [row for row in rows if not purges.hides(row.subject, row.offset)]
@@ -285,7 +302,7 @@ class Cursor:
                 at, self._chosen = self._chosen_end, ()
                 self._kept.close()
             else:
-                at, stop = self._chosen[place], _end_of_run(self._chosen, place)
+                at, stop = self._chosen[place], end_of_run(self._chosen, place)
         rows: list[Row] = []
         self.read_bytes = 0
 
@@ -296,7 +313,9 @@ class Cursor:
         scanned = await self._scan(Scan(at, stop, PIECE_BYTES, self._selection), take)
         is_fresh = self._is_fresh
         await self.read_purges(at)
-        rows = without_erased(rows, self.log.view) if is_fresh else self.without_purged(rows)
+        # Erased records are left out, and not counted, up to the same moment.
+        self.note_erased(view := self.log.view)
+        rows = without_erased(rows, view) if is_fresh else self.without_purged(rows, view)
         end = max(scanned.next_offset, at)
         if stop is not None:
             end = min(end, stop)  # a piece may extend past the stop only if nothing is chosen
@@ -323,13 +342,13 @@ class Cursor:
         takes longer than reading them. Returns None, and changes nothing, if `read` is needed."""
         if self.next_offset < self._chosen_end or not self.knows_purges(self.next_offset, group):
             return None
-        view = self.log.view
+        self.note_erased(view := self.log.view)
         try:
             if self._is_all and self._keeps_tombstones:
                 shared = recent_rows(group).read(self.log, group, view, self.next_offset)
                 if shared is not None:
                     rows, end = shared
-                    rows = rows if self._is_fresh else self.without_purged(rows)
+                    rows = rows if self._is_fresh else self.without_purged(rows, view)
                     self.read_bytes = MOST_BYTES
                     self._advance(rows, end)
                     return rows, end >= view.committed.offset
@@ -337,7 +356,7 @@ class Cursor:
             if tail is None or inflated_bytes(tail.body) > PIECE_BYTES:
                 return None
             rows = self._tail_rows(tail)
-            rows = rows if self._is_fresh else self.without_purged(rows)
+            rows = rows if self._is_fresh else self.without_purged(rows, view)
             self.read_bytes = PIECE_BYTES
         except (CorruptBatch, CorruptRange, OffsetOutOfRange, UnsupportedFormat):
             return None  # `read` reports the problem
@@ -376,7 +395,7 @@ class Cursor:
         rows: list[Row] = []
         everything, place, size = replace(self._selection, subjects=None), 0, 0
         while place < len(offsets):
-            at, stop = offsets[place], _end_of_run(offsets, place)
+            at, stop = offsets[place], end_of_run(offsets, place)
             chosen = set(offsets[place : bisect_left(offsets, stop, place)])
             place += len(chosen)
             while at < stop:
@@ -403,7 +422,7 @@ class Cursor:
     def is_counted(self) -> bool:
         """True if `left` is exact for all committed records."""
         counted_to = max(self.next_offset, self._counted_to)
-        is_current = not self.is_stale and not self._has_new_purges()
+        is_current = not (self.is_stale or self._has_new_purges()) and self._removals.are_counted
         return is_current and counted_to >= self.log.high_watermark
 
     @property
@@ -470,29 +489,8 @@ def _scan_and_take(log: Log, scan: Scan, take: Callable[[bytes], None]) -> Scann
     return scanned
 
 
-def _is_dense(log: Log) -> bool:
-    """Return True if the log has a record at each offset."""
-    return log.view.record_count == log.high_watermark - log.log_start_offset
-
-
 def _too_many() -> LimitExceeded:
     return LimitExceeded(
         "the last record of each subject: the stream has too many records to search",
         hint="choose fewer with a filter, or read with the pull API",
     )
-
-
-def _has(chosen: Sequence[int], offset: int) -> bool:
-    place = bisect_left(chosen, offset)
-    return place < len(chosen) and chosen[place] == offset
-
-
-def _end_of_run(chosen: Sequence[int], place: int) -> int:
-    """Return the end of the first run of chosen offsets with only small gaps: the offset after the
-    last record of this run."""
-    end = chosen[place]
-    for at in range(place + 1, min(place + _LONGEST_RUN, len(chosen))):
-        if chosen[at] - end > _CLOSE:
-            break
-        end = chosen[at]
-    return end + 1

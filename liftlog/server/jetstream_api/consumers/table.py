@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError
-from liftlog.server.jetstream_api.consumers.budget import Budget
+from liftlog.server.jetstream_api.consumers.budget import Budget, Budgets
 from liftlog.server.jetstream_api.consumers.config import ConsumerSpec, refused
 from liftlog.server.jetstream_api.consumers.consumer import Consumer
-from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor
+from liftlog.server.jetstream_api.consumers.cursor import Cursor
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.leaf import LeafLink
 from liftlog.server.jetstream_api.consumers.placing import place

@@ -100,15 +100,26 @@ def _age_of(log: Log, max_age_ns: int, now_ns: int) -> _Age:
 def timestamp_at(log: Log, offset: int) -> int:
     """Return the time of the first record at or after the offset, in ns since 1970; 0 if the time
     is unknown. Blocking."""
-    try:
-        piece = log.read(offset, 1, 1)
-        if piece is None:
-            return 0
+    return first_message(log, offset)[1]
+
+
+def first_message(log: Log, offset: int) -> tuple[int, int]:
+    """Return the offset of the first record at or after `offset`, and its time in ns since 1970.
+    Returns the high watermark without such a record; the time is 0 if it is unknown. Blocking."""
+    end = log.high_watermark
+    while offset < end:
         try:
-            batch = decode_batch(piece.pread())
-        finally:
-            piece.release()
-    except (LiftlogError, OSError):
-        return 0  # damaged, or deleted meanwhile
-    stamps = batch.trim(offset, batch.next_offset).timestamps_ns()
-    return stamps[0] if stamps else 0
+            piece = log.read(offset, 1, 1)
+            if piece is None:
+                break
+            try:
+                batch, following = decode_batch(piece.pread()), piece.next_offset
+            finally:
+                piece.release()
+        except (LiftlogError, OSError):
+            return offset, 0  # damaged, or deleted meanwhile
+        batch = batch.trim(offset, batch.next_offset)
+        if len(batch):
+            return int(batch.offsets()[0]), batch.timestamps_ns()[0]
+        offset = max(following, offset + 1)
+    return end, 0

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.log import Log
+from liftlog.log.erased import ErasedSet
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.server.commits.configs import counts_newest
 from liftlog.server.commits.host import StreamHost
@@ -88,6 +89,13 @@ class Buckets:
             if not done or any(one.cancelled() or not one.result() for one in done):
                 return None
         return known
+
+    async def erased(self, host: StreamHost, subject: bytes, offsets: ErasedSet) -> None:
+        """Remove records of a subject that were erased. On return, no index shows them."""
+        known = self._known.get(host)
+        if known is not None:
+            async with self._turn:
+                known.erased(subject, offsets)
 
     def _index_of(self, host: StreamHost) -> BucketIndex | None:
         own = host.settings.jetstream
@@ -220,6 +228,17 @@ class BucketIndex:
         some = self._shown.get(subject, ())
         at = bisect_left(some, offset << _SIZE_BITS)
         return at < len(some) and some[at] >> _SIZE_BITS == offset
+
+    def erased(self, subject: bytes, offsets: ErasedSet) -> None:
+        """Remove records of a subject. Records that are not in the index do not count."""
+        some = self._shown.get(subject, ())
+        gone = {one for one in some if offsets.next_at(one >> _SIZE_BITS) == one >> _SIZE_BITS}
+        self.count -= len(gone)
+        self.size_bytes -= sum([one & _SIZE_MASK for one in gone])
+        if gone and len(gone) == len(some):
+            del self._shown[subject]
+        elif gone:
+            self._shown[subject] = type(some)(one for one in some if one not in gone)
 
     def advance(self, log: Log, first_offset: int, most: int, seconds: float | None = None) -> bool:
         """Add the committed records from `first_offset` up to `next_offset`, for at most about

@@ -361,7 +361,7 @@ class AckedConsumer:
         buffer, cursor, state = self._buffer, self._cursor, self.machine.state
         end = self.host.log.high_watermark
         has_conditions = state.settings.priority_policy is PriorityPolicy.OVERFLOW
-        if has_conditions and not cursor.is_counted:
+        if cursor.must_recount or (has_conditions and not cursor.is_counted):
             self.count_again()
             return {}
         if not buffer.start <= wants.start <= cursor.next_offset:
@@ -380,7 +380,7 @@ class AckedConsumer:
         if not most:
             return {}
         if is_at_end := self._is_at_end:
-            cursor.left = len(buffer.rows)
+            cursor.left, cursor.is_stale = len(buffer.rows), False
         first, sizes = min(wants.first, most), self.machine.needs_sizes
         scan = buffer.scan(first, cursor.next_offset, now_ns, is_at_end=is_at_end, has_sizes=sizes)
         if scan is None:

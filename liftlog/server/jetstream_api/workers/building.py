@@ -9,9 +9,9 @@ from acl.policy import Policy
 from acl.rules import OVER_NATS
 from liftlog.deliveries.consumer import Consumer
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.jetstream_api.consumers.budget import Budget
+from liftlog.server.jetstream_api.consumers.budget import Budget, Budgets
 from liftlog.server.jetstream_api.consumers.config import ConsumerSpec
-from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor
+from liftlog.server.jetstream_api.consumers.cursor import Cursor
 from liftlog.server.jetstream_api.consumers.deliveries import Deliveries
 from liftlog.server.jetstream_api.consumers.placing import place as place_cursor
 from liftlog.server.jetstream_api.consumers.push_flow import LEAST_WINDOW_BYTES, PushFlow

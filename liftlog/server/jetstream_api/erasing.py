@@ -1,0 +1,222 @@
+"""STREAM.MSG.DELETE: erases single messages.
+
+An erasure writes three files, whatever its size. So the requests that arrive while an erasure of
+their stream is running are carried out together by the next one.
+
+In a stream with `max_msgs_per_subject`, older records of the subject can still be in the log,
+although they are not shown. They are erased together with the message: otherwise the newest of them
+would be shown in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from acl.rules import OVER_NATS
+from acl.subjects import is_literal
+from liftlog.errors import Conflict, LiftlogError, LimitExceeded, NotReady
+from liftlog.log.erased import ErasedSet
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.jetstream_api.answers import JetStreamError, bad_request
+from liftlog.server.jetstream_api.fields import flag, whole
+from liftlog.server.jetstream_api.lookups import Lookup, open_whole_lookup
+from liftlog.server.jetstream_api.messages.ages import first_message
+from liftlog.server.jetstream_api.methods import Answer, Request, answers
+from liftlog.server.streams.erasing import Eraser
+
+_REASON = "STREAM.MSG.DELETE"
+_SEARCH_SECONDS = 4.0
+"""Time limit of a search, in seconds. It is lower than the usual timeout of clients, 5 s."""
+
+
+class Deletion(NamedTuple):
+    """A message to delete."""
+
+    offset: int
+    subject: bytes
+    """Empty if the subject is not text."""
+    superseded: ErasedSet
+    """Offsets of older records of the subject that are not shown."""
+
+    @property
+    def offsets(self) -> ErasedSet:
+        return self.superseded | ErasedSet.of_ranges([(self.offset, self.offset + 1)])
+
+
+Result = bool | LiftlogError
+"""True if a message was deleted, False if it did not exist any more; an error."""
+
+Erase = Callable[[Request, StreamHost, Lookup, Sequence[Deletion]], Awaitable[list[Result]]]
+"""Function that erases messages of one stream, and returns a result for each of them."""
+
+
+class Deletions:
+    """The deletions of all streams. Belongs to the event loop."""
+
+    def __init__(self, erase: Erase) -> None:
+        self._erase = erase
+        self._queues: WeakKeyDictionary[StreamHost, _Queue] = WeakKeyDictionary()
+
+    async def delete(self, request: Request, lookup: Lookup, one: Deletion) -> bool:
+        """Erase a message, together with others of the same stream. Returns False if it is erased
+        already. Durable on return. Raises LiftlogErrors."""
+        host = request.led_stream()
+        queue = self._queues.setdefault(host, _Queue())
+        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        queue.waiting.append((one, done))
+        async with queue.lock:
+            if not done.done():
+                taken, queue.waiting = queue.waiting, []
+                try:
+                    results = await self._erase(request, host, lookup, [each for each, _ in taken])
+                except BaseException:
+                    # This request was cancelled. Another one carries out the rest.
+                    queue.waiting[:0] = [each for each in taken if each[1] is not done]
+                    raise
+                for (_, waiting), result in zip(taken, results, strict=True):
+                    if not waiting.done():
+                        waiting.set_result(result)
+        result = done.result()
+        if isinstance(result, LiftlogError):
+            raise result
+        return result
+
+
+class _Queue:
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.waiting: list[tuple[Deletion, asyncio.Future[Result]]] = []
+
+
+@contextlib.asynccontextmanager
+async def search_limit() -> AsyncIterator[Callable[[], None]]:
+    """Limit the time of an erasure until the function that the context returns is called, which
+    the erasure does after its search. Raises LimitExceeded."""
+    try:
+        async with asyncio.timeout(_SEARCH_SECONDS) as limit:
+            yield lambda: limit.reschedule(None)
+    except TimeoutError:
+        raise LimitExceeded(
+            "the search takes too long, or other erasures run",
+            hint="try again, or use liftlog erase",
+        ) from None
+
+
+async def _erase(
+    request: Request, host: StreamHost, lookup: Lookup, deletions: Sequence[Deletion]
+) -> list[Result]:
+    """Erase messages, and bring everything up to date that depends on them. Returns a result for
+    each of them; an error concerns all."""
+    wanted, seen = ErasedSet({}), set[int]()
+    for one in deletions:
+        wanted |= one.offsets
+    try:
+        async with search_limit() as is_found:
+            eraser = Eraser("", (OVER_NATS, _REASON, host.name), is_found)
+            with host.subjects.erasing():
+                erase = request.broker.erasing.erase_offsets
+                erased = (await erase(host.name, wanted, eraser, reason=_REASON)).offsets
+                is_found()
+                results: list[Result] = []
+                for one in deletions:
+                    is_done = (
+                        erased.count_in(one.offset, one.offset + 1) > 0 and one.offset not in seen
+                    )
+                    seen.add(one.offset)
+                    results.append(is_done)
+                    if is_done:
+                        await _settle(request, host, lookup, one)
+    except LiftlogError as error:
+        return [error] * len(deletions)
+    wake_consumers(request)
+    return results
+
+
+_deletions = Deletions(_erase)
+
+
+@answers("STREAM.MSG.DELETE", "stream_msg_delete", arguments=(1, 1), at_leader=True)
+async def _delete(request: Request) -> Answer:
+    request.authorize("delete")
+    body, payload = request.body(), request.payload.strip()
+    if not request.payload or (not body and payload.startswith(b"{")):
+        raise bad_request()
+    offset = whole(body, "seq", most=2**64)
+    flag(body, "no_erase")
+    host, lookup = open_whole_lookup(request)
+    own = host.settings.jetstream
+    if host.settings.read_only:
+        raise JetStreamError(400, 10109, "invalid operation on sealed stream")
+    if own is not None and own.deny_delete:
+        raise _not_deleted("message delete not permitted")
+    found = await lookup.at(offset) if 0 < offset < 2**63 else None
+    if found is None:
+        raise await _absent(host, lookup, offset)
+    subject = found.record.subject.encode()
+    if b"\\" in subject or not is_literal(found.record.subject):
+        subject = b""
+    superseded = ErasedSet({})
+    if own is not None and own.max_msgs_per_subject is not None:
+        if not subject:
+            raise _not_deleted("messages on this subject cannot be deleted one by one")
+        superseded = await lookup.superseded(found.record.subject, offset)
+    request.authorize("delete")  # checked again: the ACL may have changed
+    if request.led_stream() is not host:
+        raise NotReady("the stream was deleted or moved meanwhile", hint="try again")
+    try:
+        is_done = await _deletions.delete(request, lookup, Deletion(offset, subject, superseded))
+    except Conflict as error:
+        raise _not_deleted(str(error)) from None
+    if not is_done:
+        raise _not_found(offset)
+    return {"success": True}
+
+
+def _not_deleted(why: str) -> JetStreamError:
+    return JetStreamError(500, 10057, why)
+
+
+def _not_found(offset: int) -> JetStreamError:
+    return JetStreamError(400, 10043, f"sequence {offset} not found")
+
+
+async def _absent(host: StreamHost, lookup: Lookup, offset: int) -> JetStreamError:
+    """Return the error for a message that does not exist; JetStream has three of them."""
+    if offset >= host.log.high_watermark:
+        return _not_deleted("stream store EOF")
+    first, _ = await asyncio.to_thread(first_message, host.log, lookup.first_offset)
+    return _not_deleted("no message found") if offset < first else _not_found(offset)
+
+
+def wake_consumers(request: Request) -> None:
+    """Wake the consumers of a stream, whose pending messages may have been erased."""
+    for ordered in request.parts.consumers.of(request.stream):
+        ordered.wake()
+    for worked in request.parts.acked.of(request.stream):
+        worked.wake()
+
+
+async def _settle(request: Request, host: StreamHost, lookup: Lookup, one: Deletion) -> None:
+    await request.parts.buckets.erased(host, one.subject, one.offsets)
+    if one.subject:
+        await note_erased(host, lookup, one.subject.decode())
+    else:
+        host.subjects.request()
+
+
+async def note_erased(host: StreamHost, lookup: Lookup, subject: str) -> None:
+    """Find the last message of a subject again if it was erased."""
+    table, raw = host.sequencer.subjects, subject.encode()
+    last = None if table is None else table.last_committed(raw)
+    if not last or not host.log.view.hides(last):
+        return
+    try:
+        left = await lookup.last_left(subject, last)
+    except LimitExceeded:
+        host.subjects.request()
+    else:
+        host.subjects.erased(raw, last, left)

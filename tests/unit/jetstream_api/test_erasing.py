@@ -1,0 +1,100 @@
+"""What changes when records are erased: the index of a bucket, and the requests that wait for an
+erasure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.disks.simfs import SimFileSystem
+from support.worlds.rewriting import add, keyed, row
+
+from liftlog.errors import DiskFull, LiftlogError
+from liftlog.log.erased import ErasedSet
+from liftlog.server.jetstream_api.erasing import Deletion, Deletions, Result
+from liftlog.server.jetstream_api.messages.buckets import BucketIndex
+
+
+def these(*offsets: int) -> ErasedSet:
+    return ErasedSet.of_ranges((offset, offset + 1) for offset in offsets)
+
+
+@pytest.mark.parametrize("count", [3, 100])  # a tuple, and a deque
+def test_the_index_of_a_bucket_forgets_single_records(count: int) -> None:
+    log = keyed(SimFileSystem())
+    add(log, ([row(None, b"x", subject="k.a")] for _ in range(count)))
+    add(log, [[row(None, b"yy", subject="k.b")]])
+    index = BucketIndex(1000)
+    assert index.advance(log, 1, 1000)
+    size, whole = index.size_bytes, count + 1
+    assert index.count == whole
+    index.erased(b"k.a", these(2, whole))  # the other one is of another subject
+    index.erased(b"k.a", these(2))
+    index.erased(b"k.none", these(1))
+    assert index.count == count
+    assert [at for at in range(1, whole + 1) if index.shows(b"k.a", at)] == [1, *range(3, whole)]
+    index.erased(b"k.b", these(whole))
+    assert (index.count, index.subject_count) == (count - 1, 1)
+    index.erased(b"k.a", these(*range(1, whole)))
+    assert (index.count, index.subject_count, index.size_bytes) == (0, 0, 0)
+    assert size > 0
+    log.close()
+
+
+class Erasures:
+    """What is erased together. Each call waits until it may end."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+        self.may_end = asyncio.Semaphore(0)
+        self.error: LiftlogError | None = None
+
+    async def erase(
+        self, request: Any, host: Any, lookup: Any, some: Sequence[Deletion]
+    ) -> list[Result]:
+        self.calls.append([one.offset for one in some])
+        await self.may_end.acquire()
+        return [self.error or one.offset % 2 == 0 for one in some]
+
+
+class Host:
+    name = "s"
+
+
+async def test_requests_that_wait_are_carried_out_together() -> None:
+    erasures, host = Erasures(), Host()
+    deletions = Deletions(erasures.erase)
+    request: Any = SimpleNamespace(led_stream=lambda: host)
+    lookup: Any = None
+
+    def delete(offset: int) -> asyncio.Task[bool]:
+        one = Deletion(offset, b"a", ErasedSet({}))
+        return asyncio.create_task(deletions.delete(request, lookup, one))
+
+    first = delete(2)
+    await asyncio.sleep(0)
+    others = [delete(offset) for offset in (3, 4, 5)]
+    await asyncio.sleep(0)
+    assert erasures.calls == [[2]]
+    erasures.may_end.release()
+    assert await first
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert erasures.calls == [[2], [3, 4, 5]]
+    others[0].cancel()  # whoever carries it out; the others' requests are not lost
+    with pytest.raises(asyncio.CancelledError):
+        await others[0]
+    erasures.may_end.release()
+    assert await asyncio.wait_for(others[1], 5) is True
+    assert await asyncio.wait_for(others[2], 5) is False
+
+    erasures.error = DiskFull("no space")
+    failing = [delete(offset) for offset in (6, 7)]
+    for _ in range(2):
+        erasures.may_end.release()
+    for one in failing:
+        with pytest.raises(DiskFull):
+            await asyncio.wait_for(one, 5)
