@@ -9,7 +9,7 @@ Each command is a module or a folder, with its helper modules next to it:
 serve, config       the daemon; its configuration. daemon_signals: reload and drain
 stream              create, ls, info, update, truncate and others; lease has the leases,
                     stream_words describes a stream
-erase               erase records by their offsets
+erasing/            erase records, list erasures, prove that their bytes are gone
 consuming/          consume, offsets, group
 pub                 publish; pub_run does the work
 info, top, health   the state of the daemon. top_view: rows and keys of top

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from liftlog.cli.lib.command_groups import Commands, Listed
+from liftlog.cli.lib.command_groups import HELP_OPTIONS, Commands, Listed
 from liftlog.cli.lib.exit_codes import ExitCode, table_lines
 from liftlog.cli.lib.options import (
     ERROR_STYLE,
@@ -34,7 +34,10 @@ _SECTIONS = {
         ),
         "tail": ("cli.consuming.consume:tail", "Print the last records of STREAM."),
         "get": ("cli.consuming.get:get", "Print the record of STREAM at OFFSET."),
-        "erase": ("cli.erase:erase", "Erase records of STREAM, permanently."),
+        "erase": (
+            "cli.erasing.erase:erase_commands",
+            "Erase records of STREAM, permanently; list erasures, and prove them.",
+        ),
         "import": (
             "cli.imports.import_records:import_commands",
             "Copy messages from JetStream or elsewhere into a stream.",
@@ -135,7 +138,6 @@ ALIASES = {
     "status": "info",
 }
 """Names that users know from other tools."""
-HELP_OPTIONS = {"-h", "--help"}
 _EPILOG = "\b\nExit codes:\n" + "\n".join(table_lines())
 
 

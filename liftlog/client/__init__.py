@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     )
     from liftlog.client.working.deliveries import WorkBatch, WorkMessage
     from liftlog.client.working.settings import ConsumerOptions
-    from liftlog.protocol.administration import StreamExtent, StreamUpdate
+    from liftlog.protocol.administration import ErasureProof, StreamExtent, StreamUpdate
     from liftlog.protocol.checkpoints import Checkpoint
-    from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
+    from liftlog.protocol.described import DaemonInfo, ErasureInfo, LeaseInfo, ProvenFile, Removal
     from liftlog.protocol.groups import GroupInfo
     from liftlog.protocol.messages import StreamInfo
     from liftlog.protocol.replication import ClusterInfo, ClusterNode, ClusterStream
@@ -71,6 +71,8 @@ __all__ = [
     "ConsumerInfo",
     "ConsumerOptions",
     "DaemonInfo",
+    "ErasureInfo",
+    "ErasureProof",
     "FetchAnswer",
     "Filter",
     "GroupConsumer",
@@ -79,6 +81,7 @@ __all__ = [
     "OnCorrupt",
     "OnReset",
     "Prefer",
+    "ProvenFile",
     "ReadOptions",
     "Record",
     "RecordBatch",
@@ -142,13 +145,16 @@ _HOMES = {
     ),
     "client.working.settings": ("ConsumerOptions",),
     "protocol.administration": (
+        "ErasureProof",
         "StreamExtent",
         "StreamUpdate",
     ),
     "protocol.checkpoints": ("Checkpoint",),
     "protocol.described": (
         "DaemonInfo",
+        "ErasureInfo",
         "LeaseInfo",
+        "ProvenFile",
         "Removal",
     ),
     "protocol.groups": ("GroupInfo",),

@@ -74,6 +74,7 @@ def erase_request(
     until: datetime | None,
     reason: str,
     dry_run: bool,
+    now: bool,
     incarnation: str | None,
 ) -> EraseRecords:
     borders = [border for pair in ranges for border in pair]
@@ -94,7 +95,7 @@ def erase_request(
         raise InvalidArgument(
             "no records are selected", hint="pass ranges of offsets, a filter or a time"
         )
-    return EraseRecords(name, borders, reason, dry_run, incarnation, **fields)
+    return EraseRecords(name, borders, reason, dry_run, incarnation, now=now, **fields)
 
 
 def milliseconds(seconds: float) -> int:

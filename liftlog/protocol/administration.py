@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
-from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal, StreamInfo
+from liftlog.protocol.described import (
+    DaemonInfo,
+    ErasureInfo,
+    LeaseInfo,
+    ProvenFile,
+    Removal,
+    StreamInfo,
+)
 from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, one_of, raw, text, uint
 from liftlog.protocol.wire import wire as key
 
@@ -17,6 +24,7 @@ _MAX_LEASES = 1000
 MAX_EXTENTS = 4096
 MAX_ERASED_RANGES = 4096
 MAX_SHOWN_SUBJECTS = 8
+MAX_ERASURES = 1000
 
 
 # --- requests -------------------------------------------------------------------
@@ -78,7 +86,8 @@ class EraseRecords(Message):
     `borders` are the first offset and the end of each range; without ranges, all offsets count. The
     filters are those of `fetch`; a record must match all that are given. `since_ns` and `until_ns`
     are the bounds of its timestamp, the second one exclusive. With `dry_run`, only counts the
-    records.
+    records. With `now`, the daemon begins to remove their bytes at once; the answer does not wait
+    for that.
     """
 
     KIND: ClassVar[str] = "erase"
@@ -92,6 +101,7 @@ class EraseRecords(Message):
     filter_headers: list[str] | None = key("fh", array_of(text(4096), 16), default=None)
     since_ns: int | None = key("fb", uint(), default=None)
     until_ns: int | None = key("fa", uint(), default=None)
+    now: bool = key("n", BOOL, default=False)
 
     @property
     def is_repeatable(self) -> bool:
@@ -107,6 +117,25 @@ class EraseRecords(Message):
         """True if the request has a filter or a bound of time."""
         filters = (self.filter_subjects, self.filter_keys, self.filter_headers)
         return any(one is not None for one in (*filters, self.since_ns, self.until_ns))
+
+
+class ListErasures(Message):
+    """Asks for the erasures of a stream, or for one of them."""
+
+    KIND: ClassVar[str] = "erasures"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    erasure_id: str = key("e", LABEL, default="")
+
+
+class ProveErasure(Message):
+    """Asks the daemon to search the files of a stream for records that were erased by one erasure;
+    without an id, by any. The search reads much of the stream."""
+
+    KIND: ClassVar[str] = "prove"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    erasure_id: str = key("e", LABEL, default="")
 
 
 class AcquireLease(Message):
@@ -256,6 +285,35 @@ class Erased(Message):
         return list(zip(self.unreadable[::2], self.unreadable[1::2], strict=False))
 
 
+class ErasuresAnswer(Message):
+    """Answer to erasures: the newest ones, at most 1000, the newest first. `total` is the number of
+    erasures in the list."""
+
+    KIND: ClassVar[str] = "erasurelist"
+    erasures: list[dict[str, Any]] = key("d", array_of(MAP, MAX_ERASURES))
+    total: int = key("n", uint())
+
+    @property
+    def infos(self) -> list[ErasureInfo]:
+        return [ErasureInfo.from_wire(one) for one in self.erasures]
+
+
+class ProofAnswer(Message):
+    """Answer to prove. `files` are the files with a finding (`ProvenFile`), at most 1000."""
+
+    KIND: ClassVar[str] = "proof"
+    count: int = key("c", uint())
+    found: int = key("f", uint())
+    file_count: int = key("n", uint())
+    size_bytes: int = key("z", uint())
+    files: list[dict[str, Any]] = key("d", array_of(MAP, MAX_ERASURES))
+
+    @property
+    def proof(self) -> ErasureProof:
+        files = [ProvenFile.from_wire(one) for one in self.files]
+        return ErasureProof(self.count, self.found, self.file_count, self.size_bytes, files)
+
+
 class DaemonAnswer(Message):
     """Answer to metadata."""
 
@@ -265,6 +323,23 @@ class DaemonAnswer(Message):
     @property
     def info(self) -> DaemonInfo:
         return DaemonInfo.from_wire(self.daemon)
+
+
+class ErasureProof(NamedTuple):
+    """The result of a search for erased records in the files of a stream. `records` erased records
+    were searched for; `found` of them are still in one of the `file_count` files, which have
+    `size_bytes` together. `files` are the files with a finding."""
+
+    records: int
+    found: int
+    file_count: int
+    size_bytes: int
+    files: list[ProvenFile]
+
+    @property
+    def is_clean(self) -> bool:
+        """True if no file has one of the records, and every file could be parsed."""
+        return not self.files
 
 
 class StreamExtent(NamedTuple):
@@ -306,6 +381,8 @@ REQUESTS: tuple[type[Message], ...] = (
     SetReadOnly,
     TruncateStream,
     EraseRecords,
+    ListErasures,
+    ProveErasure,
     AcquireLease,
     RenewLease,
     ReleaseLease,
@@ -321,5 +398,7 @@ ANSWERS: tuple[type[Message], ...] = (
     LeasesAnswer,
     ExtentsAnswer,
     Erased,
+    ErasuresAnswer,
+    ProofAnswer,
     DaemonAnswer,
 )

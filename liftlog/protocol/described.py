@@ -130,6 +130,56 @@ class LeaseInfo(Described):
 
 
 @dataclass(frozen=True, slots=True)
+class ErasureInfo(Described):
+    """An erasure in the list of a stream.
+
+    - `ranges`: the requested ranges of offsets, each [first, next); at most 64 of them.
+    - `selector`: a hash of the filter; empty without one.
+    - `count`: number of records that were hidden, from `first_offset` to `last_offset`; these are
+      -1 if the list does not have them.
+    - `left`: number of these records whose bytes are still in segments of the stream, with about
+      `left_bytes` bytes.
+    - `now`: True if their removal was requested at once; `is_removing` while it has not ended.
+    - `reasons`: sentences about the bytes that are left.
+    - `problem`: the reason why the last attempt to remove them failed; empty without a failure.
+    """
+
+    erasure_id: str = ""
+    time_ns: int = 0
+    principal: str = ""
+    reason: str = ""
+    selector: str = ""
+    count: int = 0
+    ranges: list[list[int]] = field(default_factory=list)
+    range_count: int = 0
+    first_offset: int = -1
+    last_offset: int = -1
+    left: int = 0
+    left_bytes: int = 0
+    now: bool = False
+    is_removing: bool = False
+    reasons: list[str] = field(default_factory=list)
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenFile(Described):
+    """A file with a finding of a search for erased records.
+
+    `found` is the number of these records in the file, the first one at `first_offset`.
+    `is_listed` is True if the manifest lists the file. `problem` says what could not be examined,
+    or what else the file may hold.
+    """
+
+    file: str = ""
+    is_listed: bool = False
+    size_bytes: int = 0
+    found: int = 0
+    first_offset: int = -1
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Removal(Described):
     """The records that retention would delete now: at most `records` records, and `segments` files
     with `size_bytes` in total. The log would then start at `log_start_offset`."""

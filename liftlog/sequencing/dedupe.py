@@ -69,6 +69,8 @@ class DedupeWindow:
         self.max_ids = max_ids
         self.evicted_early = 0
         self._marks = Marks()
+        self._kept: frozenset[bytes] = frozenset()
+        self._kept_until_ns = 0
         self._offsets: dict[bytes, int] = {}
         self._order: deque[bytes] = deque()
         self._stamps: deque[tuple[int, int]] = deque()
@@ -77,11 +79,15 @@ class DedupeWindow:
 
     def mark(self, message_id: bytes) -> bytes:
         """Return the mark of an id; the other methods take marks."""
-        return message_id if len(message_id) <= KEPT_BYTES else self._marks.of(message_id)
+        if len(message_id) > KEPT_BYTES:
+            return self._marks.of(message_id)
+        if self._kept and (kept := self._marks.of(message_id)) in self._kept:
+            return kept
+        return message_id
 
     def marks(self, message_ids: Sequence[bytes]) -> Sequence[bytes]:
         """Return the marks of many ids; see `mark`."""
-        if len(max(message_ids, key=len, default=b"")) <= KEPT_BYTES:
+        if not self._kept and len(max(message_ids, key=len, default=b"")) <= KEPT_BYTES:
             return message_ids
         return list(map(self.mark, message_ids))
 
@@ -155,6 +161,8 @@ class DedupeWindow:
     def expire(self, now_ns: int) -> None:
         """Remove the ids that are older than the window."""
         limit = now_ns - self.window_ns
+        if self._kept and self._kept_until_ns < limit:
+            self._kept = frozenset()
         while self._stamps and self._stamps[0][0] < limit:
             self._drop_oldest(self._stamps[0][1])
 
@@ -176,6 +184,24 @@ class DedupeWindow:
                 stamp, bearers = self._stamps.pop()
                 if bearers > 1:
                     self._stamps.append((stamp, bearers - 1))
+
+    # --- ids of records whose bytes are gone ---
+
+    @property
+    def key(self) -> bytes:
+        """The key of the hashes."""
+        return self._marks.key
+
+    def hash_of(self, message_id: bytes) -> bytes:
+        """Return the hash of an id, also of a short one. It takes the place of the id where the id
+        itself must not be stored any more."""
+        return self._marks.of(message_id)
+
+    def recall(self, key: bytes, hashes: Iterable[bytes], until_ns: int) -> None:
+        """Recognise ids by these hashes, made with `key`, if `add_stored` or a snapshot adds them;
+        the newest of them has the timestamp `until_ns`. Only for an empty window."""
+        self._marks = Marks(key)
+        self._kept, self._kept_until_ns = frozenset(hashes), until_ns
 
     # --- rebuilding ---
 
@@ -207,14 +233,19 @@ class DedupeWindow:
         """Return True if `expire` would remove an id."""
         return bool(self._stamps) and self._stamps[0][0] < now_ns - self.window_ns
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, hashes: Mapping[int, bytes] | None = None) -> dict[str, Any]:
         """Return the whole state as JSON values: `key` is the key of the hash, `remembered`
         contains an entry [timestamp_ns, mark, offset] for each id. Key and marks are in hexadecimal
-        digits."""
+        digits. `hashes`, by the offset of the message, take the place of ids that must not be
+        stored any more."""
         stamps = chain.from_iterable(repeat(stamp, count) for stamp, count in self._stamps)
         offsets = self._offsets
         pairs = zip(stamps, self._order, strict=True)
-        marks = [[stamp, mark.hex(), offsets[mark]] for stamp, mark in pairs]
+        marks: list[list[Any]] = [[stamp, mark.hex(), offsets[mark]] for stamp, mark in pairs]
+        known = {} if hashes is None else hashes
+        for entry in marks if known else ():
+            if entry[2] in known:
+                entry[1] = known[entry[2]].hex()
         return {"key": self._marks.key.hex(), "remembered": marks}
 
     def restore(self, content: Mapping[str, Any]) -> None:

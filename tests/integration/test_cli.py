@@ -132,12 +132,47 @@ def test_erase_what_matches(liftlog: Cli, stream: str) -> None:
         refused = liftlog("erase", stream, *bad, "-y")
         assert refused.exit_code == ExitCode.USAGE, bad
         assert "Traceback" not in refused.stderr
-    typo = liftlog("erase", stream, "--subject", "x.y", "-y")
+    typo = liftlog("erase", stream, "--subject", "x.y", "-y", "--now")
     assert f"The stream records {stream}.>, and no subject that matches x.y." in typo.stderr
     old = ["--since", "@1767225600", "--until", began[3], "--offset", "2-90"]
     assert f"2 records of {stream} erased" in liftlog.ok("erase", stream, *old, "-y")
     left = [one["offset"] for one in liftlog.objects("consume", stream, "--until-end")]
     assert left == [1, 4, 5, 7, 8, 9, 10, 11]
+
+
+def test_erased_bytes_are_gone(liftlog: Cli, stream: str) -> None:
+    assert "No records" in liftlog("erase", "ls", stream).stderr
+    for number in range(1, 8):
+        liftlog.ok("pub", f"{stream}.a", f"secret {number}", "--msg-id", f"id-{number}")
+    liftlog.ok("erase", "records", stream, "--offset", "2", "-y", "--reason", "request 17")
+    before = liftlog("erase", "prove", stream)
+    assert before.exit_code == ExitCode.FAILED
+    assert "1 of 1 erased record are still in the files" in before.stdout
+    assert "active segment" in liftlog.ok("erase", "show", stream, _first_erasure(liftlog, stream))
+    now = liftlog("erase", stream, "--offset", "4-5", "-y", "--now")
+    assert now.exit_code == ExitCode.OK, now.stderr
+    assert f"2 records of {stream} erased" in now.stdout
+    assert "bytes are gone" in now.stderr
+    listed = liftlog.objects("erase", "ls", stream)
+    assert [(one["count"], one["left"]) for one in listed] == [(2, 0), (1, 0)]
+    assert "request 17" in liftlog.ok("erase", "list", stream)
+    shown = liftlog.ok("erase", "show", stream, listed[0]["erasure_id"])
+    assert "nothing in the listed files" in shown
+    assert liftlog.ok("erase", "ls", stream, "-q").split() == [one["erasure_id"] for one in listed]
+    after = liftlog("erase", "prove", stream)
+    assert after.exit_code == ExitCode.OK
+    assert "No file has one of 3 erased records" in after.stdout
+    assert "backups" in after.stderr
+    # The id of a removed record still counts.
+    assert " 4" in liftlog.ok("pub", f"{stream}.a", "again", "--msg-id", "id-4")
+    unknown = liftlog("erase", "show", stream, "0f1e")
+    assert unknown.exit_code == ExitCode.USAGE
+    assert "no erasure '0f1e'" in unknown.stderr
+    assert liftlog("erase", "prove", "nope").exit_code == ExitCode.NOT_FOUND
+
+
+def _first_erasure(liftlog: Cli, stream: str) -> str:
+    return liftlog.objects("erase", "ls", stream)[-1]["erasure_id"]
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "_offsets", "x" * 129, "ü"])

@@ -142,7 +142,8 @@ LIBRARY = {
 """Functions for users that no table lists."""
 WITHOUT = {
     "commands": """stream create, stream ls, stream info, stream for, stream update, stream pause,
-        stream resume, stream read-only, stream truncate, erase, stream lease ls,
+        stream resume, stream read-only, stream truncate, erase records, erase ls, erase show,
+        erase prove, stream lease ls,
         stream lease acquire,
         stream lease renew, stream lease release, stream rm, export-vacuum,
         offsets ls, offsets get, offsets seek, offsets rm, group ls, group info, group seek,
@@ -156,7 +157,8 @@ WITHOUT = {
         context info, context rm, docs, errors ls, errors lookup, completion, demo,
         demo-cluster""",
     "requests": """ping, create, describe, list, delete, cancel, update, pause, resume,
-        readonly, truncate, erase, lease, renew, release, leases, streamsfor, metadata, commit,
+        readonly, truncate, erase, erasures, prove, lease, renew, release, leases,
+        streamsfor, metadata, commit,
         checkpoint, checkpoints, forget, groupjoin, groupbeat, groupcommit, groupleave, group,
         groups,
         groupseek, groupremove, peer, suspect, forward, handover, look, elect, cluster, move, drain,

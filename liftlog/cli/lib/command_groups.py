@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 HELP = "help"
+HELP_OPTIONS = {"-h", "--help"}
 _OTHERS = "Commands"
 
 

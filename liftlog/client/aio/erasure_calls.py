@@ -8,7 +8,15 @@ from datetime import datetime
 from liftlog.client.aio.consumer_calls import ConsumerCalls
 from liftlog.client.reading.read_options import Filter
 from liftlog.client.requests import erase_request
-from liftlog.protocol.administration import Erased
+from liftlog.protocol.administration import (
+    Erased,
+    ErasureProof,
+    ErasuresAnswer,
+    ListErasures,
+    ProofAnswer,
+    ProveErasure,
+)
+from liftlog.protocol.described import ErasureInfo
 
 
 class ErasureCalls(ConsumerCalls):
@@ -25,6 +33,7 @@ class ErasureCalls(ConsumerCalls):
         until: datetime | None = None,
         reason: str = "",
         dry_run: bool = False,
+        now: bool = False,
         incarnation: str | None = None,
     ) -> Erased:
         """Erase records: those in some ranges of offsets, each [first, next), that match `filter`
@@ -36,7 +45,8 @@ class ErasureCalls(ConsumerCalls):
         `count` in the result is the number of erased records, and `unreadable_ranges` are parts
         whose records are damaged, so that they could not be erased. With `dry_run`, nothing is
         erased. To erase exactly what a dry run has counted, pass (0, `end_offset` of its result) as
-        the range. `reason` is stored in the daemon's list of erasures.
+        the range. `reason` is stored in the daemon's list of erasures. With `now`, the daemon
+        begins to remove the bytes at once; `list_erasures` shows how many are left.
 
         A search of a large stream can take longer than `request_timeout`. The erasure is then
         carried out although the call raises RequestTimeout.
@@ -53,6 +63,25 @@ class ErasureCalls(ConsumerCalls):
             until=until,
             reason=reason,
             dry_run=dry_run,
+            now=now,
             incarnation=incarnation,
         )
         return await self._call(request, Erased)
+
+    async def list_erasures(self, stream: str, erasure_id: str = "") -> list[ErasureInfo]:
+        """Return the newest 1,000 erasures of a stream, the newest first, or the one with this id.
+        Each entry says how many of the erased bytes are left in the segments, and why. Raises
+        StreamNotFound, InvalidArgument if there is no such erasure, UnknownRequest."""
+        request = ListErasures(stream, erasure_id)
+        return (await self._call(request, ErasuresAnswer)).infos
+
+    async def prove_erasure(self, stream: str, erasure_id: str = "") -> ErasureProof:
+        """Let the daemon search all files of a stream for the records of one erasure; without an
+        id, for those of all.
+
+        The search reads the headers of all batches, and can take longer than `request_timeout` for
+        a large stream. It does not concern free blocks of the disk, the page cache, snapshots of
+        the file system, backups, exports, and consumers. Raises StreamNotFound, InvalidArgument,
+        LimitExceeded, UnknownRequest.
+        """
+        return (await self._call(ProveErasure(stream, erasure_id), ProofAnswer)).proof

@@ -6,6 +6,7 @@ checkpoint_file     the form of all small files that are replaced as a whole
 manifest            the file that lists a stream's segments: the commit point of every change
 erased_file         the files with the offsets of erased records
 erasures            the list of a stream's erasures
+kept_ids            the hashes of the message ids of records whose bytes were removed early
 acked_end           the file that stores the end of the acked records
 leases              the file of a stream's leases
 lock                the lock of a data directory

@@ -1,26 +1,33 @@
 """The list of the erasures of a stream: who erased what, when and why.
 
-The file `erasures` has one line for each erasure, and only grows:
+The file `erasures` has one line for each erasure:
 
     crc32c=<8 lower-case hex digits> <a JSON object in UTF-8>\\n
 
 An entry is durable before its records are hidden, so an erasure that a stop has interrupted can be
-in the list. A line whose checksum is wrong (a torn write, or bit rot) does not count.
+in the list. When the records are hidden, a line `{"done": <id>}` follows, which is not synced. A
+line whose checksum is wrong (a torn write, or bit rot) does not count. When the file becomes too
+large, it is written again, without the offsets of the oldest entries.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from crc32c import crc32c
 
+from liftlog.log.files.checkpoint_file import TEMPORARY_SUFFIX
 from liftlog.log.files.filesystem import FileSystem, write_all
 from liftlog.log.files.unreadable import read_zeroed
 
 ERASURES_NAME = "erasures"
+MOST_BYTES = 32 * 1024 * 1024
+"""Size of the file from which on it is written again, in bytes; it is then at most half as large,
+unless it has very many entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,8 @@ class Erasure:
     records that were hidden. `selector` is a hash of the filter, empty without one.
 
     `offsets` are the hidden records (`ErasedSet.to_plain`). It is empty if it would be too large,
-    and in lines of older versions. With `now`, their bytes are to be removed at once.
+    in lines of older versions, and for the oldest entries of a long list. With `now`, their bytes
+    are to be removed at once. `done` is False if it is not known whether the records were hidden.
     """
 
     erasure_id: str
@@ -41,10 +49,23 @@ class Erasure:
     selector: str = ""
     offsets: tuple[tuple[int, str], ...] = ()
     now: bool = False
+    done: bool = False
 
 
 def append_erasure(fs: FileSystem, directory: Path, one: Erasure) -> None:
     """Add an erasure to the list; durable on return. Raises OSError."""
+    size = _append(fs, directory, _content(one), sync=True)
+    if size > MOST_BYTES:
+        _shorten(fs, directory)
+
+
+def note_done(fs: FileSystem, directory: Path, erasure_id: str) -> None:
+    """Note that the records of an erasure are hidden. Not synced. Raises OSError."""
+    _append(fs, directory, {"done": erasure_id}, sync=False)
+
+
+def _append(fs: FileSystem, directory: Path, content: dict[str, Any], *, sync: bool) -> int:
+    """Add a line; returns the size of the file."""
     path = directory / ERASURES_NAME
     is_new = not fs.exists(path)
     file = fs.open(path, create=is_new)
@@ -52,16 +73,48 @@ def append_erasure(fs: FileSystem, directory: Path, one: Erasure) -> None:
         # After a torn write, the next line begins in a new line.
         size = file.size()
         last = file.pread(1, size - 1) if size else b"\n"
-        write_all(file, [b"" if last == b"\n" else b"\n", _line(one)], size)
-        file.fdatasync()
+        line = _line(content)
+        write_all(file, [b"" if last == b"\n" else b"\n", line], size)
+        if sync:
+            file.fdatasync()
     finally:
         file.close()
     if is_new:
         fs.fsync_directory(directory)
+    return size + len(line)
 
 
-def _line(one: Erasure) -> bytes:
-    text = json.dumps(asdict(one), separators=(",", ":"), sort_keys=True).encode()
+def _shorten(fs: FileSystem, directory: Path) -> None:
+    """Write the list again without the offsets of the oldest entries."""
+    kept: list[bytes] = []
+    room = MOST_BYTES // 2
+    for one in reversed(read_erasures(fs, directory)):
+        line = _line(_content(one))
+        if len(line) > room:
+            line = _line(_content(replace(one, offsets=())))
+        room -= len(line)
+        kept.append(line)
+    path = directory / ERASURES_NAME
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    file = fs.open(temporary, create=True)
+    try:
+        write_all(file, [b"".join(reversed(kept))], 0)
+        file.fdatasync()
+    finally:
+        file.close()
+    fs.rename(temporary, path)
+    fs.fsync_directory(directory)
+
+
+def _content(one: Erasure) -> dict[str, Any]:
+    content = asdict(one)
+    if not one.done:
+        del content["done"]
+    return content
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    text = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
     return b"crc32c=%08x %b\n" % (crc32c(text), text)
 
 
@@ -75,13 +128,20 @@ def read_erasures(fs: FileSystem, directory: Path) -> Sequence[Erasure]:
         raw = read_zeroed(file, file.size(), 0)
     finally:
         file.close()
-    found = []
-    for line in raw.split(b"\n"):
-        check, _, text = line.partition(b" ")
-        if check != b"crc32c=%08x" % crc32c(text) or not text:
+    found: dict[str, Erasure] = {}
+    for content in _parsed(raw.split(b"\n")):
+        if isinstance(done := content.get("done"), str):
+            if done in found:
+                found[done] = replace(found[done], done=True)
             continue
-        content = json.loads(text)
         for name in ("ranges", "offsets"):
             content[name] = tuple([tuple(pair) for pair in content.get(name, ())])
-        found.append(Erasure(**content))
-    return found
+        found[content["erasure_id"]] = Erasure(**content)
+    return list(found.values())
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+    for line in lines:
+        check, _, text = line.partition(b" ")
+        if text and check == b"crc32c=%08x" % crc32c(text):
+            yield json.loads(text)

@@ -3,6 +3,7 @@
     files        the streams of a directory, their small files, the valid part of a segment
     verify       reports damage, earlier losses and unfinished tails of a stream
     dump         yields all whole batches and all gaps
+    proving      searches all files for erased records whose bytes should be gone
 
 These tools only read: a running daemon may append, roll and delete at the same time. The following
 tools write, and need a log that no daemon uses:

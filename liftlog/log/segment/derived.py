@@ -45,6 +45,9 @@ Kind = tuple[bytes, int]
 """The first bytes of a file, and its version."""
 
 
+DERIVED_SUFFIXES = (".sketch", ".subjects")
+
+
 def sketch_path(log_path: Path) -> Path:
     return log_path.with_suffix(".sketch")
 

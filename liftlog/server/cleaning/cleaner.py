@@ -19,6 +19,7 @@ from typing import Any
 
 from liftlog.errors import InvalidArgument, LiftlogError, SegmentsChanged, StorageError
 from liftlog.log import DataDir
+from liftlog.log.erased import ErasedSet
 from liftlog.log.segment.segment import Segment
 from liftlog.server.cleaning.compaction import (
     compaction_of,
@@ -36,6 +37,7 @@ from liftlog.server.cleaning.next_segments import (
 )
 from liftlog.server.cleaning.pace import IdleWatch, Seen
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
+from liftlog.server.cleaning.removing import Removals
 from liftlog.server.cleaning.state import StreamCleaning
 from liftlog.server.commits.host import StreamHost
 from liftlog.settings import CleanerSettings
@@ -85,6 +87,7 @@ class Cleaner:
                 data_dir.path,
                 int(settings.scrub_interval_seconds * _SECOND_NS),
             )
+        self.removals = Removals(self._jobs, now_ns)
         self._poke = asyncio.Event()
         self._current: tuple[StreamHost, asyncio.Task[None]] | None = None
 
@@ -160,6 +163,12 @@ class Cleaner:
         state.not_before = 0.0
         self._poke.set()
 
+    def remove_now(self, host: StreamHost, offsets: ErasedSet) -> None:
+        """Remove the bytes of these erased records as soon as possible."""
+        self.removals.request(host, offsets)
+        self.state_of(host).not_before = 0.0
+        self._poke.set()
+
     async def interrupt(self, host: StreamHost) -> None:
         """End the running job of a stream whose settings have changed. The job has ended on return;
         the next round plans a new job."""
@@ -177,6 +186,7 @@ class Cleaner:
         self._states.pop(host, None)
         self._small.pop(host, None)
         self._unsketched.pop(host, None)
+        self.removals.forget(host)
 
     # --- rounds ---
 
@@ -185,6 +195,7 @@ class Cleaner:
         try:
             if self._scrubs is not None:
                 await self._load_scrubs(self._scrubs)
+            await self.removals.recall(list(self._hosts.values()))
             while True:
                 if not await self._guarded(self._round()):
                     await self._wait()
@@ -243,6 +254,9 @@ class Cleaner:
 
     async def _serve_requests(self) -> None:
         self._poke.clear()
+        for host in self.removals.requested():
+            while self.removals.is_requested(host) and self._may_work_on(host):
+                await self._work(host, "rebatch", self.removals.step(host, self.state_of(host)))
         now = time.monotonic()
         for host, state in list(self._states.items()):
             if compaction_of(host.settings) is None:  # compaction was disabled after the request

@@ -44,7 +44,8 @@ logger = logging.getLogger("liftlog.server.cleaner")
 
 _THREADS = 2
 _STALL_SECONDS = 10.0
-_MEND_RATE_BYTES = 4 * BUSY_RATE_BYTES
+_WAITED_FOR_RATE_BYTES = 4 * BUSY_RATE_BYTES
+"""Rate of jobs that somebody waits for, while the daemon is busy."""
 _SKETCH_RATE_BYTES = BUSY_RATE_BYTES // 4
 """Rate of sketching while the daemon is busy. The rate is low because no reader waits for a
 sketch."""
@@ -166,9 +167,12 @@ class JobRunner:
 
     # --- re-batching ---
 
-    async def rebatch(self, host: StreamHost, state: StreamCleaning, job: RebatchJob) -> None:
+    async def rebatch(
+        self, host: StreamHost, state: StreamCleaning, job: RebatchJob, *, hurries: bool = False
+    ) -> None:
+        """Rewrite one segment. With `hurries`, somebody waits for it."""
         log, lineage = host.log, host.log.view.manifest.lineage
-        rates = rates_of(self._settings.max_rate_bytes)
+        rates = self._rates_for_waiting() if hurries else rates_of(self._settings.max_rate_bytes)
         answer = await self._run(kinds.REBATCH, job, host, state, rates)
         result = RebatchResult.from_dict(answer)
         if not result.swaps:
@@ -194,16 +198,19 @@ class JobRunner:
     ) -> int:
         """Rewrite a damaged segment; return the number of ranges that are readable again. `lineage`
         is the lineage of the log at the time when the job was created."""
-        log, ceiling = host.log, self._settings.max_rate_bytes
+        log = host.log
         # Readers may be waiting for the repair.
-        rates = Rates(_MEND_RATE_BYTES, None) if ceiling is None else fixed_rate(ceiling)
-        answer = await self._run(kinds.MEND, job, host, state, rates)
+        answer = await self._run(kinds.MEND, job, host, state, self._rates_for_waiting())
         result = MendResult.from_dict(answer)
         try:
             return await self.in_thread(lambda: apply_mending(log, result, lineage))
         except BaseException:
             await self.in_thread(lambda: _discard(log, result.new_files))
             raise
+
+    def _rates_for_waiting(self) -> Rates:
+        ceiling = self._settings.max_rate_bytes
+        return Rates(_WAITED_FOR_RATE_BYTES, None) if ceiling is None else fixed_rate(ceiling)
 
     # --- sketches ---
 

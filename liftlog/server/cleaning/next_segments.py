@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from liftlog.log import FileSystem, Log
+from liftlog.log.erased import ErasedSet
 from liftlog.log.files.checkpoint_file import read_dispensable_file, write_checkpoint_file
 from liftlog.log.files.manifest import QuarantinedRange
 from liftlog.log.read.ages import listed_times_of, newest_times_of
@@ -120,25 +121,43 @@ def erased_job(log: Log, settings: StreamSettings, now_ns: int) -> RebatchJob | 
     segments, damaged = view.segments, damaged_files(log)
     since_ns = now_ns - window_ns(settings)
     newest = newest_times_of(log.environment, segments, now_ns)
-    listed = listed_times_of(log.environment, segments, now_ns)
-    for segment, newest_ns, listed_ns in zip(segments, newest, listed, strict=True):
+    due = rewritten_by(log, segments, newest, now_ns)
+    for segment, newest_ns, due_ns in zip(segments, newest, due, strict=True):
         first, end = segment.base_offset, segment.next_offset
         count = erased.count_in(first, end)
         if not (count and segment.sealed) or newest_ns >= since_ns or end > log.high_watermark:
             continue
-        if not segment.listed_since_ns:  # sealed in this process, and not rewritten since
-            listed_ns = newest_ns
-        is_due = 2 * count >= segment.record_count or now_ns - listed_ns >= _REMOVE_WITHIN_NS
+        is_due = 2 * count >= segment.record_count or now_ns >= due_ns
         if is_due and segment.path.name not in damaged:
-            return RebatchJob(
-                str(log.directory),
-                segment.entry(),
-                compression=settings.compression,
-                epochs=view.manifest.epochs,
-                incarnation=log.incarnation,
-                erased=erased.within(first, end).to_plain(),
-            )
+            return removal_job(log, settings, segment, erased)
     return None
+
+
+def rewritten_by(
+    log: Log, segments: Sequence[Segment], newest: Sequence[int], now_ns: int
+) -> list[int]:
+    """Return, for each segment, the time from which on single erased records cause a rewrite.
+    `newest` are the times of `newest_times_of`."""
+    listed = listed_times_of(log.environment, segments, now_ns)
+    return [
+        # Without a time, it was sealed in this process, and not rewritten since.
+        _REMOVE_WITHIN_NS + (listed_ns if segment.listed_since_ns else newest_ns)
+        for segment, newest_ns, listed_ns in zip(segments, newest, listed, strict=True)
+    ]
+
+
+def removal_job(
+    log: Log, settings: StreamSettings, segment: Segment, erased: ErasedSet
+) -> RebatchJob:
+    """Return a job that rewrites a segment without its erased records."""
+    return RebatchJob(
+        str(log.directory),
+        segment.entry(),
+        compression=settings.compression,
+        epochs=log.view.manifest.epochs,
+        incarnation=log.incarnation,
+        erased=erased.within(segment.base_offset, segment.next_offset).to_plain(),
+    )
 
 
 class Unsketched:

@@ -56,10 +56,10 @@ class MatchFinder:
         for low, high in _spans(wanted.ranges):
             at = low
             while at < high:
-                at = await self._run(party, search.step, at, high)
+                at = await self.run(party, search.step, at, high)
                 pieces += 1
                 if pieces % _CHECKED_EVERY == 0:
-                    await self._run(party, search.check_size)
+                    await self.run(party, search.check_size)
         return search.found()
 
     async def subjects(
@@ -68,11 +68,12 @@ class MatchFinder:
         """See `Finder.subjects`."""
         if not offsets or (readable is not None and not readable):
             return []
-        return await self._run(party, _some_subjects, log, offsets, readable)
+        return await self.run(party, _some_subjects, log, offsets, readable)
 
-    async def _run(
+    async def run(
         self, party: Hashable, function: Callable[..., Result], *arguments: object
     ) -> Result:
+        """See `Finder.run`."""
         threads = self._scanners.of(party, self)
         return await asyncio.wrap_future(threads.submit(function, *arguments))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from liftlog.errors import Forbidden
-from liftlog.protocol.administration import EraseRecords
+from liftlog.protocol.administration import EraseRecords, ListErasures, ProveErasure
 from liftlog.protocol.messages import Message
 from liftlog.server.requests.rights import At, Caller, handles
 from liftlog.server.streams.erasing import Eraser
@@ -23,3 +23,14 @@ async def _erase(caller: Caller, message: EraseRecords) -> Message:
 
     by = Eraser(principal or "", principal or caller.peer, check)
     return await caller.broker.erasing.erase(message, by, erasable=erasable, readable=readable)
+
+
+@handles(ListErasures, "erase", at=At.LEADER)
+async def _erasures(caller: Caller, message: ListErasures) -> Message:
+    return await caller.broker.erasing.erasures(message.stream, message.erasure_id)
+
+
+@handles(ProveErasure, "erase", at=At.LEADER)
+async def _prove(caller: Caller, message: ProveErasure) -> Message:
+    party = caller.principal or caller.peer
+    return await caller.broker.erasing.prove(message.stream, message.erasure_id, party)

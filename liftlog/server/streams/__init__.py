@@ -5,7 +5,8 @@ catalog          the interface to all streams, for a daemon without a cluster or
 own_catalog      the catalog of a daemon without a cluster (the room `node` has a node's catalog)
 hosted           the streams with a copy here: serves, attaches, rests and ends them
 administration   changes streams while they run
-erasing          checks which records of a stream may be erased; keeps the list of erasures
+erasing          selects and erases records of a stream, in turns
+erasures         the list of erasures: the bytes that are left of each, and the proof that none are
 settings         compares, merges and stores a stream's settings
 making           opens streams from disk, and creates new ones with all their parts
 dedupe_restoring restores the message ids of a stream after a start

@@ -68,7 +68,7 @@ class Administration:
         self._catalog = catalog
         self._now_ns = now_ns
         self.leases = LeaseKeeping(
-            self._running,
+            self.running,
             now_ns,
             hosted.reserve,
             copied=self._copied,
@@ -271,7 +271,9 @@ class Administration:
 
     # --- parts ---
 
-    def _running(self, name: str) -> StreamHost:
+    def running(self, name: str) -> StreamHost:
+        """Return a stream that this node leads. Raises ShuttingDown, NotLeader, NotReady,
+        StreamNotFound, StreamUnavailable."""
         if self._hosted.closing:
             raise ShuttingDown("the daemon is stopping")
         self._catalog().check_leads(name)
@@ -280,7 +282,7 @@ class Administration:
     def changeable(self, name: str) -> StreamHost:
         """Return a stream that this node may change. Raises ShuttingDown, NotLeader, NotReady,
         StreamNotFound, StreamUnavailable, Forbidden for a stream of the daemon itself."""
-        host = self._running(name)
+        host = self.running(name)
         if name.startswith("_"):
             raise Forbidden(
                 f"stream {name} belongs to the daemon", hint="system streams cannot be changed"

@@ -4,6 +4,7 @@ stop, or from the log. Blocking."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from compaction.ages import TOLERANCE_NS
 from liftlog.errors import CorruptBatch, CorruptRange, StorageError
 from liftlog.log import Log, LogSlice
 from liftlog.log.files.checkpoint_file import read_dispensable_file, write_checkpoint_file
+from liftlog.log.files.kept_ids import KeptId, read_kept_ids
 from liftlog.log.read.reading import Gap
 from liftlog.records import Place, decode_batch, iter_batches, parse_header
 from liftlog.records.format import HEADERS
 from liftlog.sequencing import DedupeWindow
-from liftlog.sequencing.dedupe import StoredHeaders
+from liftlog.sequencing.dedupe import StoredHeaders, StoredIds
 from liftlog.server.commits.damage import quarantine_found
 
 logger = logging.getLogger("liftlog.server.stream")
@@ -97,9 +99,24 @@ def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
     `now_ns` is the current time of the clock that determines the ages of ids."""
     if not dedupe.window_ns:
         return
+    kept = _recall_kept(log, dedupe)
     if not _restore_snapshot(log, dedupe, log.log_end_offset):
-        _rebuild(log, dedupe, now_ns)
+        _rebuild(log, dedupe, now_ns, kept=kept)
     dedupe.expire(now_ns)
+
+
+def _recall_kept(log: Log, dedupe: DedupeWindow) -> Sequence[KeptId]:
+    """Let the window recognise the ids of records whose bytes were removed early; returns them."""
+    try:
+        kept = read_kept_ids(log.environment.fs, log.directory)
+    except OSError as error:
+        _note_loss(log.name, 0, error)
+        return ()
+    if kept is None or not kept.ids:
+        return ()
+    newest_ns = max([one.timestamp_ns for one in kept.ids])
+    dedupe.recall(kept.key, [one.hashed for one in kept.ids], newest_ns)
+    return kept.ids
 
 
 class _Ages:
@@ -120,16 +137,26 @@ class _Ages:
         return 0 if self._known is None else self._known.ahead_ns(offset) + self._offset_ns
 
 
-def _rebuild(log: Log, dedupe: DedupeWindow, now_ns: int, *, start: int = 0) -> None:
+def _rebuild(
+    log: Log,
+    dedupe: DedupeWindow,
+    now_ns: int,
+    *,
+    start: int = 0,
+    kept: Sequence[KeptId] = (),
+) -> None:
     """Learn the message ids of the window from the log, from offset `start` on, including records
-    below the log start whose files still exist. The ids of unreadable records are lost."""
+    below the log start whose files still exist. The ids of unreadable records are lost. `kept` are
+    ids that the log no longer has."""
     ages = _Ages(log, dedupe.window_ns, now_ns)
     end = log.log_end_offset  # a replica's uncommitted ids are truncated with their records
     offset = max(_first_recent(log, ages), start)
+    recent = [one.offset for one in kept if one.timestamp_ns >= ages.since_ns]
+    offset = min([offset, *recent])
     while offset < end:
         reached, problem = offset, None
         try:
-            found = _learn_from(log, offset, dedupe, ages)
+            found = _learn_from(log, offset, dedupe, ages, kept)
             if found is None:
                 return
             reached = found
@@ -156,7 +183,13 @@ def _first_recent(log: Log, ages: _Ages) -> int:
 
 
 def _learn_from(
-    log: Log, offset: int, dedupe: DedupeWindow, ages: _Ages, *, is_strict: bool = False
+    log: Log,
+    offset: int,
+    dedupe: DedupeWindow,
+    ages: _Ages,
+    kept: Sequence[KeptId] = (),
+    *,
+    is_strict: bool = False,
 ) -> int | None:
     """Learn the ids of a piece of the log from `offset` on.
 
@@ -171,7 +204,26 @@ def _learn_from(
         return found.next_offset
     with found:
         place = Place(found.first_offset, found.next_offset)
-        return _learn(log.name, found.pread(), offset, place, dedupe, ages, is_strict=is_strict)
+        reached, ids = _learn(log.name, found.pread(), offset, place, ages, is_strict=is_strict)
+    dedupe.add_stored(
+        _with_kept(ids, [one for one in kept if offset <= one.offset < reached], ages)
+    )
+    return reached
+
+
+def _with_kept(ids: StoredIds, kept: Sequence[KeptId], ages: _Ages) -> StoredIds:
+    """Add kept ids to the ids of the same part of the log, in the order of the log. A hash is its
+    own mark in the window."""
+    if not kept:
+        return ids
+    rows = [*zip(ids.offsets, ids.stamps_ns, ids.ids, strict=True)]
+    rows += [
+        (one.offset, min(one.timestamp_ns, ages.latest_ns), one.hashed)
+        for one in kept
+        if one.timestamp_ns >= ages.since_ns
+    ]
+    offsets, stamps, marks = zip(*sorted(rows), strict=True) if rows else ((), (), ())
+    return StoredIds(offsets, stamps, marks)
 
 
 def _read(log: Log, offset: int, max_bytes: int) -> LogSlice | Gap | None:
@@ -190,12 +242,12 @@ def _learn(
     raw: bytes,
     offset: int,
     place: Place,
-    dedupe: DedupeWindow,
     ages: _Ages,
     *,
     is_strict: bool,
-) -> int:
-    """Add the ids of the batches in `raw` from `offset` on; returns the offset to continue at.
+) -> tuple[int, StoredIds]:
+    """Find the ids of the batches in `raw` from `offset` on; returns the offset to continue at, and
+    the ids.
 
     A batch without headers has no ids, so its body is not looked at. If another body is damaged,
     the ids of its batch are lost; with `is_strict`, the function stops there. It always stops at a
@@ -219,8 +271,7 @@ def _learn(
                 _note_loss(name, header.base_offset, error)
         position += header.length
         reached = max(offset, header.next_offset)
-    dedupe.add_stored(headers.ids())
-    return reached
+    return reached, headers.ids()
 
 
 def last_message_id(log: Log) -> bytes:
@@ -256,7 +307,9 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
         return
     # After a stop that could not drain, some ids belong to messages that were never stored.
     end = log.log_end_offset
-    content: dict[str, Any] = dedupe.snapshot()
+    kept = read_kept_ids(log.environment.fs, log.directory)
+    hashes = None if kept is None else {one.offset: one.hashed for one in kept.ids}
+    content: dict[str, Any] = dedupe.snapshot(hashes)
     content["remembered"] = [
         [seen_ns + stepped_ns, mark, offset]
         for seen_ns, mark, offset in content["remembered"]

@@ -15,18 +15,26 @@ import secrets
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from liftlog.errors import Conflict, InvalidArgument, LimitExceeded, NotReady
+from liftlog.errors import Conflict, InvalidArgument, LimitExceeded, NotReady, ShuttingDown
 from liftlog.log import Log
 from liftlog.log.erased import ErasedSet
 from liftlog.log.erasing import Chosen, Selection, joined
-from liftlog.log.files.erasures import Erasure, append_erasure
+from liftlog.log.files.erasures import Erasure, append_erasure, note_done
 from liftlog.log.files.filesystem import storage_errors
-from liftlog.protocol.administration import MAX_ERASED_RANGES, Erased, EraseRecords
+from liftlog.protocol.administration import (
+    MAX_ERASED_RANGES,
+    Erased,
+    EraseRecords,
+    ErasuresAnswer,
+    ProofAnswer,
+)
 from liftlog.records.columns import selection as filters
+from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.administration import Administration
+from liftlog.server.streams.erasures import Progress, begin_proof, list_erasures
 from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.settings import check_incarnation
 
@@ -38,6 +46,8 @@ MOST_OF_PARTY = 4
 """Maximum number of requests of one party that wait, of all streams."""
 _MOST_LISTED_BYTES = 8 * 1024 * 1024
 """If the bitmaps of an erasure are larger, the list of erasures has only its ranges."""
+
+Result = TypeVar("Result")
 
 Ranges = tuple[tuple[int, int], ...]
 """Ranges of offsets, each [first, next)."""
@@ -65,6 +75,9 @@ class Finder(Protocol):
     async def find(self, log: Log, wanted: Wanted, party: Hashable) -> Selection:
         """Return the committed records that match, without those that are erased already. Raises
         StorageError, StreamUnavailable, LimitExceeded."""
+
+    async def run(self, party: Hashable, function: Callable[[], Result]) -> Result:
+        """Run a short search in a thread, in its turn."""
 
     async def subjects(
         self, log: Log, offsets: ErasedSet, readable: Sequence[str] | None, party: Hashable
@@ -138,9 +151,11 @@ class Erasing:
                     subjects = await finder.subjects(host.log, found.offsets, readable, by.party)
             elif found.offsets:
                 requested = tuple(message.ranges) or wanted.ranges
-                made = _Made(message.reason, requested, _hash_of(host, message))
+                made = _Made(message.reason, requested, _hash_of(host, message), message.now)
                 scan = host.subjects.request
                 erasure_id, found = await self._hide(host, chosen, by, made, scan)
+                if message.now:
+                    self._remover().remove_now(host, found.offsets)
         return _answer(message, found, erasure_id, end, subjects)
 
     async def erase_matching(
@@ -202,7 +217,37 @@ class Erasing:
             made = _Made(reason, tuple(ranges), "")
             return (await self._hide(host, chosen, by, made, None, of_bucket=True))[1]
 
+    # --- questions ---
+
+    async def erasures(self, name: str, erasure_id: str = "") -> ErasuresAnswer:
+        """Return the list of erasures, or one of them. Raises InvalidArgument if there is no such
+        erasure."""
+        host = self._administration.running(name)
+        compactor, progress = self._hosted.compactor, Progress()
+        if compactor is not None and compactor.removals.is_requested(host):
+            progress = Progress(True, compactor.failures().get(host.name, ""))
+        return await asyncio.to_thread(
+            list_erasures, host.log, host.settings, erasure_id, self._now_ns(), progress
+        )
+
+    async def prove(self, name: str, erasure_id: str, party: Hashable) -> ProofAnswer:
+        """Search all files of the stream for erased records. Raises the errors of `erasures`."""
+        host, finder = self._administration.running(name), self._finder()
+        if finder is None:
+            raise NotReady("the daemon does not search its streams yet", hint="try again")
+        async with self._places.of(host, party):
+            search = await asyncio.to_thread(begin_proof, host.log, erasure_id)
+            while await finder.run(party, search.step):
+                pass
+            return search.answer()
+
     # --- parts ---
+
+    def _remover(self) -> Cleaner:
+        compactor = self._hosted.compactor
+        if compactor is None:
+            raise ShuttingDown("no bytes are removed at the moment")
+        return compactor
 
     async def _choose(self, host: StreamHost, wanted: Wanted, party: Hashable) -> Chosen:
         log = host.log
@@ -236,6 +281,7 @@ class Erasing:
             made.requested,
             made.selector,
             offsets.to_plain() if offsets.size_bytes <= _MOST_LISTED_BYTES else (),
+            made.now,
         )
         by.check()
         # Under the lock, no setting changes that decides whether the stream can erase records.
@@ -255,7 +301,8 @@ class _Made(NamedTuple):
 
     reason: str
     requested: Ranges
-    selector: str
+    selector: str = ""
+    now: bool = False
 
 
 class _Places:
@@ -401,4 +448,6 @@ def erase_listed(log: Log, chosen: Chosen, one: Erasure) -> Selection:
         one.principal or "-",
         one.reason,
     )
+    with contextlib.suppress(OSError):  # without the note, the list is compared with the records
+        note_done(log.environment.fs, log.directory, one.erasure_id)
     return found

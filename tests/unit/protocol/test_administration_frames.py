@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftlog.protocol import administration as a
-from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
+from liftlog.protocol.described import DaemonInfo, ErasureInfo, LeaseInfo, ProvenFile, Removal
 from liftlog.protocol.frames import FrameReader, encode_frame
 from liftlog.protocol.messages import ANSWERS, REQUESTS
 from liftlog.protocol.wire import Message
@@ -52,7 +52,12 @@ EXAMPLES: list[Message] = [
         ["H"],
         1,
         9,
+        True,
     ),
+    a.ListErasures("orders", "0f1e"),
+    a.ProveErasure("orders", "0f1e"),
+    a.ErasuresAnswer([ErasureInfo("0f1e", 17, "ops", "why", count=5).to_wire()], 3),
+    a.ProofAnswer(5, 1, 3, 4096, [ProvenFile("x.log", False, 99, 1, 5, "odd").to_wire()]),
     a.AcquireLease("orders", "earliest", 60_000, "export"),
     a.RenewLease("orders", "1d", 60_000, 9),
     a.ReleaseLease("orders", "1d"),

@@ -15,6 +15,7 @@ from liftlog.protocol import groups as g
 from liftlog.protocol import messages as m
 from liftlog.protocol import replication as r
 from liftlog.protocol import workers as w
+from liftlog.protocol.described import ErasureInfo, ProvenFile
 from liftlog.protocol.wire import Message, wire_fields
 
 NONCE = b"n" * 16
@@ -56,7 +57,13 @@ EXAMPLES: list[Message] = [
         filter_headers=["Source=shop"],
         since_ns=1,
         until_ns=2**62,
+        now=True,
     ),
+    a.ListErasures("s"),
+    a.ListErasures("s", "0f1e"),
+    a.ProveErasure("s", "0f1e"),
+    a.ErasuresAnswer([ErasureInfo("0f1e", 17, "ops", "why", count=5).to_wire()], 3),
+    a.ProofAnswer(5, 1, 3, 4096, [ProvenFile("x.log", False, 99, 1, 5, "odd").to_wire()]),
     a.Erased(17, "0f1e", False, [5, 9]),
     a.Erased(17, "", True, [], 5, 99, 3, 100, ["orders.eu", "orders.us"]),
     a.AcquireLease("s", "earliest", 60_000, "export", "abc"),

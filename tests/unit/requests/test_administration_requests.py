@@ -216,7 +216,14 @@ def test_both_clients_have_the_same_methods() -> None:
     nodes += (LookAgain,)
     members = (JoinGroup, BeatGroup, CommitGroup, LeaveGroup)
     kinds = (*nodes, *members, *workers.REQUESTS)
-    elsewhere = {Fetch.KIND, Cancel.KIND, "erase", *[kind.KIND for kind in kinds]}
+    elsewhere = {
+        Fetch.KIND,
+        Cancel.KIND,
+        "erase",
+        "erasures",
+        "prove",
+        *[kind.KIND for kind in kinds],
+    }
     assert len(methods(Calls)) == len(REQUESTS.keys() - elsewhere)
 
 
@@ -252,7 +259,7 @@ def test_every_request_is_answered_behind_the_gate() -> None:
     assert operations == {
         **dict.fromkeys(admin, "admin"),
         **dict.fromkeys(read, "read"),
-        "erase": "erase",
+        **dict.fromkeys(("erase", "erasures", "prove"), "erase"),
         "streamsfor": None,
         "metadata": None,
     }

@@ -1,4 +1,5 @@
-"""`liftlog erase`: hides records of a stream from every reader."""
+"""`liftlog erase STREAM`: hides records of a stream from every reader, and may wait until their
+bytes are gone."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from acl.subjects import overlap_any, why_invalid
+from liftlog.cli.erasing.erasures import wait_until_removed
+from liftlog.cli.lib.command_groups import HELP, HELP_OPTIONS, Commands, Listed
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.lib.options import (
     connect_to_server,
@@ -68,7 +71,41 @@ class Selected(NamedTuple):
         return Filter(self.subjects or None, keys or None, self.headers or None)
 
 
-@click.command()
+class _Erase(Commands):
+    """A group that takes the name of a stream for its command `records`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        known = (HELP, *HELP_OPTIONS, *self.aliases, *self.list_commands(ctx))
+        if args and args[0] not in known:
+            args = ["records", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=_Erase,
+    name="erase",
+    listed={
+        "ls": Listed("liftlog.cli.erasing.erasures:list_erasures", "List erasures of STREAM."),
+        "show": Listed(
+            "liftlog.cli.erasing.erasures:show", "Show an erasure, and the bytes that are left."
+        ),
+        "prove": Listed(
+            "liftlog.cli.erasing.erasures:prove", "Search all files of STREAM for erased records."
+        ),
+    },
+    aliases={"list": "ls", "info": "show"},
+)
+@server_options
+@debug_option
+def erase_commands() -> None:
+    """Erase records of a stream, list the erasures, and prove that the bytes are gone.
+
+    `liftlog erase STREAM` is short for `liftlog erase records STREAM`. `list` and `info` are
+    aliases of `ls` and `show`.
+    """
+
+
+@erase_commands.command(name="records")
 @click.argument("stream", shell_complete=complete_stream)
 @click.option(
     "--offset",
@@ -106,6 +143,11 @@ class Selected(NamedTuple):
 @click.option(
     "--until", callback=time_of, metavar="TIME", help="Only records before then, as for --since."
 )
+@click.option(
+    "--now",
+    is_flag=True,
+    help="Remove the bytes from the files at once, and wait until they are gone.",
+)
 @click.option("--reason", "-r", default="", help="Why; stored in the stream's list of erasures.")
 @click.option("--dry-run", is_flag=True, help="Only count the records, and show where they are.")
 @click.option("--yes", "-y", "--force", "-f", "assume_yes", is_flag=True, help="Do not ask.")
@@ -119,6 +161,7 @@ def erase(
     headers: tuple[str, ...],
     since: datetime | None,
     until: datetime | None,
+    now: bool,
     reason: str,
     dry_run: bool,
     assume_yes: bool,
@@ -127,15 +170,17 @@ def erase(
 
     A record is erased if all given options match it. Records that arrive after the command has
     begun are not erased. When the command ends, no reader gets one of the records any more, also
-    after a restart. Their bytes stay in the files of the daemon until it rewrites them, and in
-    backups and exports. Streams of a cluster cannot erase records yet.
+    after a restart. Their bytes stay in the files of the daemon until it rewrites them; with --now
+    it does so at once, and the command waits. After Ctrl-C the daemon continues. Backups and
+    exports that were made before still contain the records. Streams of a cluster cannot erase
+    records yet.
 
     \b
     Examples:
       liftlog erase orders --offset 4711 --reason 'request 17'
       liftlog erase orders --offset 4711 --offset 5000-5999 --dry-run
       liftlog erase orders --subject 'orders.*.customer.17' --until 2026-01-31
-      liftlog erase orders --key 17 --header 'Source=shop'
+      liftlog erase orders --key 17 --header 'Source=shop' --now
     """
     wanted = Selected(ranges, subjects, keys, headers, since, until)
     if not any(wanted):
@@ -146,7 +191,7 @@ def erase(
     for pattern in subjects:
         if (problem := why_invalid(pattern)) is not None:
             raise click.BadParameter(f"{pattern!r}: {problem}", param_hint="--subject")
-    style = output_format()
+    style, left = output_format(), None
     with connect_to_server(request_timeout=_SEARCH_SECONDS) as client:
         found = client.describe_stream(stream)
         erased = _ask(client, wanted, found, dry_run=True)
@@ -159,15 +204,17 @@ def erase(
                 return ExitCode.FAILED
             # Exactly the records of the preview: later ones lie above its end.
             first = wanted._replace(ranges=_below(wanted.ranges, erased.end_offset))
-            erased = _ask(client, first, found, reason=reason)
+            erased = _ask(client, first, found, reason=reason, now=now)
+            if style == "table":
+                what = f"{plural(erased.count, 'record')} of {printable(stream)}"
+                say(f"{what} erased ({erased.erasure_id})")
+            if now and erased.erasure_id:
+                left = wait_until_removed(client, found.name, erased.erasure_id)
     if style != "table":
-        write_object(_shown(stream, erased, dry_run), style)
-    elif not dry_run and erased.count:
-        what = f"{plural(erased.count, 'record')} of {printable(stream)}"
-        say(f"{what} erased ({erased.erasure_id})")
+        write_object({**_shown(stream, erased, dry_run), "left": left}, style)
     for first_offset, end in erased.unreadable_ranges:
         note(f"offsets {first_offset:,} to {end - 1:,} cannot be read, and are not erased")
-    return ExitCode.FAILED if erased.unreadable_ranges else ExitCode.OK
+    return ExitCode.FAILED if erased.unreadable_ranges or left else ExitCode.OK
 
 
 def _ask(
@@ -177,6 +224,7 @@ def _ask(
     *,
     reason: str = "",
     dry_run: bool = False,
+    now: bool = False,
 ) -> Erased:
     return client.erase(
         found.name,
@@ -186,6 +234,7 @@ def _ask(
         until=wanted.until,
         reason=reason,
         dry_run=dry_run,
+        now=now,
         incarnation=found.incarnation,
     )
 

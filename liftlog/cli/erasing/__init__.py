@@ -1,0 +1,5 @@
+"""`liftlog erase`: erase records, and show the list of erasures.
+
+erase     the group, and the command `records`, which `liftlog erase STREAM` means
+erasures  ls, show and prove; waits until the bytes are gone
+"""

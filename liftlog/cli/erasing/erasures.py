@@ -1,0 +1,209 @@
+"""`liftlog erase ls`, `show` and `prove`: the list of erasures, and what is left of them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from liftlog.cli.lib.command_groups import Command
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.options import (
+    connect_to_server,
+    debug_option,
+    output_format,
+    quiet,
+    server_options,
+)
+from liftlog.cli.lib.output import (
+    print_pairs,
+    print_table,
+    say,
+    write_lines,
+    write_object,
+    write_objects,
+)
+from liftlog.cli.lib.problems import note
+from liftlog.cli.lib.progress import count_progress
+from liftlog.cli.lib.suggestions import complete_stream
+from liftlog.cli.lib.text import plural, printable, show_size, show_time
+
+if TYPE_CHECKING:
+    from liftlog.client import SyncClient
+    from liftlog.protocol.described import ErasureInfo
+
+_HEADINGS = ("ID", "TIME", "RECORDS", "LEFT", "BY", "REASON")
+_FILE_HEADINGS = ("FILE", "LISTED", "SIZE", "RECORDS", "FIRST", "PROBLEM")
+_SECONDS = 3600.0
+"""Time limit of a request, in seconds. A proof reads much of the stream."""
+_FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.1, 1.0
+_NOT_COVERED = (
+    "This says nothing about free blocks of the disk, the page cache, snapshots of file systems, "
+    "backups, exports, other streams, and consumers that have read the records."
+)
+
+
+@click.command(cls=Command, name="ls")
+@click.argument("stream", shell_complete=complete_stream)
+@server_options
+@debug_option
+def list_erasures(stream: str) -> None:
+    """List the erasures of STREAM, the newest first, at most 1,000.
+
+    RECORDS is the number of erased records, and LEFT the number of those whose bytes are still in
+    the files of the stream.
+
+    \b
+    Examples:
+      liftlog erase ls orders
+      liftlog erase ls orders -o jsonl
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        found = client.list_erasures(stream)
+    if quiet():
+        write_lines([one.erasure_id for one in found])
+    elif style != "table":
+        write_objects([one.to_wire() for one in found], style)
+    elif found:
+        rows = [
+            (
+                one.erasure_id,
+                show_time(one.time_ns),
+                f"{one.count:,}",
+                f"{one.left:,}",
+                printable(one.principal) or "-",
+                printable(one.reason) or "-",
+            )
+            for one in found
+        ]
+        print_table(_HEADINGS, rows, right=(2, 3))
+    else:
+        note(f"No records of {printable(stream)} were erased.")
+
+
+@click.command(cls=Command)
+@click.argument("stream", shell_complete=complete_stream)
+@click.argument("erasure_id", metavar="ID")
+@server_options
+@debug_option
+def show(stream: str, erasure_id: str) -> None:
+    """Show the erasure ID of STREAM: who erased which records and why, and the bytes that are left.
+
+    \b
+    Example:
+      liftlog erase show orders 5f2c9a10e7b34d68
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        (found,) = client.list_erasures(stream, erasure_id)
+    if style != "table":
+        write_object(found.to_wire(), style)
+        return
+    ranges = [f"{low:,} to {high - 1:,}" for low, high in found.ranges]
+    pairs = [
+        ("id", found.erasure_id),
+        ("time", show_time(found.time_ns)),
+        ("by", printable(found.principal) or "-"),
+        ("reason", printable(found.reason) or "-"),
+        ("records", f"{found.count:,}"),
+    ]
+    if found.first_offset >= 0:
+        span = f"{found.first_offset:,} to {found.last_offset:,}"
+        pairs.append(("offsets", f"{span}, in {plural(found.range_count, 'range')}"))
+    pairs.append(("requested", "; ".join(ranges) or "-"))
+    pairs.append(("filter", f"a filter with the hash {found.selector}" if found.selector else "-"))
+    left = f"{plural(found.left, 'record')}, about {show_size(found.left_bytes)}"
+    pairs.append(("left", left if found.left else "nothing in the listed files"))
+    pairs += [("", reason) for reason in found.reasons]
+    if found.is_removing:
+        pairs.append(("", "the bytes are being removed"))
+    print_pairs(pairs)
+
+
+@click.command(cls=Command)
+@click.argument("stream", shell_complete=complete_stream)
+@click.argument("erasure_id", metavar="[ID]", default="")
+@server_options
+@debug_option
+def prove(stream: str, erasure_id: str) -> ExitCode:
+    """Search all files of STREAM for erased records: of the erasure ID, or of all erasures.
+
+    The daemon parses every file in the directory of the stream, and the copies that repairs have
+    kept, whether its manifest lists them or not. The command names each file that still has one of
+    the records, and each file that could not be parsed. Then the exit code is 1.
+
+    \b
+    Examples:
+      liftlog erase prove orders
+      liftlog erase prove orders 5f2c9a10e7b34d68 -o json
+    """
+    style = output_format()
+    with connect_to_server(request_timeout=_SECONDS) as client:
+        found = client.prove_erasure(stream, erasure_id)
+    if style != "table":
+        files = [one.to_wire() for one in found.files]
+        write_object({**found._asdict(), "files": files, "clean": found.is_clean}, style)
+    else:
+        if found.files:
+            rows = [
+                (
+                    printable(one.file),
+                    "yes" if one.is_listed else "no",
+                    show_size(one.size_bytes),
+                    f"{one.found:,}",
+                    f"{one.first_offset:,}" if one.first_offset >= 0 else "-",
+                    one.problem or "-",
+                )
+                for one in found.files
+            ]
+            print_table(_FILE_HEADINGS, rows, right=(2, 3, 4))
+        files_read = f"{plural(found.file_count, 'file')} with {show_size(found.size_bytes)}"
+        what = plural(found.records, "erased record")
+        if found.found:
+            say(f"{found.found:,} of {what} are still in the files: {files_read} were searched")
+        elif found.files:
+            say(f"No file has one of {what}, except for what could not be parsed: {files_read}")
+        else:
+            say(f"No file has one of {what}: {files_read} were searched")
+        note(_NOT_COVERED)
+    return ExitCode.OK if found.is_clean else ExitCode.FAILED
+
+
+def wait_until_removed(client: SyncClient, stream: str, erasure_id: str) -> int:
+    """Wait until the bytes of an erasure are gone, or until the daemon has removed what it can.
+    Returns the number of records that are left, and says why. Ctrl-C ends the wait only."""
+    pause = _FIRST_LOOK_SECONDS
+    try:
+        with count_progress("removing") as tell:
+            told = ""
+            while True:
+                (found,) = client.list_erasures(stream, erasure_id)
+                tell(found.count - found.left, found.count)
+                if found.problem not in ("", told):
+                    told = found.problem
+                    note(f"The daemon tries again: {told}")
+                if not found.left or not found.is_removing:
+                    break
+                time.sleep(pause)
+                pause = min(2 * pause, _LOOK_SECONDS)
+    except KeyboardInterrupt:
+        note(
+            "The records are erased, and the daemon goes on removing their bytes: see "
+            f"`liftlog erase show {printable(stream)} {erasure_id}`."
+        )
+        raise
+    _tell_left(found)
+    return found.left
+
+
+def _tell_left(found: ErasureInfo) -> None:
+    if not found.left:
+        note(
+            "Their bytes are gone from the files of the stream; `liftlog erase prove` checks that."
+        )
+        return
+    note(f"The bytes of {plural(found.left, 'record')} are left:")
+    for reason in found.reasons:
+        note(f"  {reason}")

@@ -1,0 +1,149 @@
+"""The list of a stream's erasures: the bytes that are left of each, and the search for erased
+records in all files. Blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from liftlog.errors import InvalidArgument
+from liftlog.log import Log
+from liftlog.log.erased import ErasedSet
+from liftlog.log.files.erasures import Erasure, read_erasures
+from liftlog.log.files.filesystem import storage_errors
+from liftlog.log.offline.proving import Examined, examine
+from liftlog.log.offline.repair import KEPT_NAME
+from liftlog.protocol.administration import MAX_ERASURES, ErasuresAnswer, ProofAnswer
+from liftlog.protocol.described import ErasureInfo, ProvenFile
+from liftlog.server.cleaning.removing import left_in
+from liftlog.settings import StreamSettings
+
+_SHOWN_RANGES = 64
+
+
+class Progress(NamedTuple):
+    """The state of the removals that were requested: `problem` is the reason why the last attempt
+    failed."""
+
+    is_removing: bool = False
+    problem: str = ""
+
+
+def list_erasures(
+    log: Log, settings: StreamSettings, erasure_id: str, now_ns: int, progress: Progress
+) -> ErasuresAnswer:
+    """Return the newest erasures, or only the one with this id. Raises InvalidArgument if there is
+    none, StorageError."""
+    found = _listed(log, erasure_id)
+    newest = [*reversed(found)][:MAX_ERASURES]
+    shown = [_described(log, settings, one, now_ns, progress).to_wire() for one in newest]
+    return ErasuresAnswer(shown, len(found))
+
+
+def _listed(log: Log, erasure_id: str) -> list[Erasure]:
+    with storage_errors(f"reading the erasures of {log.name}"):
+        found = list(read_erasures(log.environment.fs, log.directory))
+    if not erasure_id:
+        return found
+    wanted = [one for one in found if one.erasure_id == erasure_id]
+    if not wanted:
+        raise InvalidArgument(
+            f"stream {log.name} has no erasure {erasure_id!r}",
+            hint="`liftlog erase ls STREAM` lists the erasures",
+        )
+    return wanted
+
+
+def _described(
+    log: Log, settings: StreamSettings, one: Erasure, now_ns: int, progress: Progress
+) -> ErasureInfo:
+    offsets, erased = _offsets_of(one), log.view.erased
+    first = offsets.next_at(0) if one.offsets else None
+    left = ErasedSet({}) if erased is None else offsets & erased
+    is_removing = progress.is_removing and one.now and bool(left)
+    state = left_in(log, settings, left, now_ns)
+    reasons = list(state.reasons)
+    if not one.offsets:
+        reasons.append("the list does not have the offsets of the records any more")
+    elif not one.done:
+        shown = len(log.structure.select(offsets).selection.offsets)
+        if shown:
+            reasons.append(f"{shown:,} are not erased: the erasure was interrupted, or has failed")
+    return ErasureInfo(
+        one.erasure_id,
+        one.time_ns,
+        one.principal,
+        one.reason,
+        one.selector,
+        one.count,
+        [[first, end] for first, end in one.ranges[:_SHOWN_RANGES]],
+        offsets.range_count if one.offsets else -1,
+        -1 if first is None else first,
+        offsets.end_offset - 1 if one.offsets else -1,
+        state.records,
+        state.size_bytes,
+        one.now,
+        is_removing,
+        reasons,
+        progress.problem if is_removing else "",
+    )
+
+
+def _offsets_of(one: Erasure) -> ErasedSet:
+    """Return the erased records of an entry. Without them, the requested ranges, which may contain
+    records that were not erased."""
+    return ErasedSet.from_plain(one.offsets) if one.offsets else ErasedSet.of_ranges(one.ranges)
+
+
+class Proof:
+    """A search in all files of a stream, step by step. Used by one thread at a time."""
+
+    def __init__(self, log: Log, wanted: ErasedSet) -> None:
+        self._wanted = wanted
+        self._found = ErasedSet({})
+        self._files: list[ProvenFile] = []
+        self._count = self._size = 0
+        # The data directory has the streams in a folder of their own.
+        kept = log.directory.parent.parent / KEPT_NAME
+        self._log = log
+        fs, manifest = log.environment.fs, log.view.manifest
+        self._steps: Iterator[Examined | None] = examine(fs, log.directory, kept, wanted, manifest)
+
+    def step(self) -> bool:
+        """Search some more megabytes; return False at the end. Raises StorageError."""
+        with storage_errors(f"searching the files of {self._log.name}"):
+            for one in self._steps:
+                if one is None:
+                    return True
+                self._note(one)
+        return False
+
+    def _note(self, one: Examined) -> None:
+        self._count += 1
+        self._size += one.size_bytes
+        self._found |= one.found
+        if one.found or one.problem:
+            first = one.found.next_at(0)
+            self._files.append(
+                ProvenFile(
+                    one.file,
+                    one.is_listed,
+                    one.size_bytes,
+                    len(one.found),
+                    -1 if first is None else first,
+                    one.problem,
+                )
+            )
+
+    def answer(self) -> ProofAnswer:
+        shown = [one.to_wire() for one in self._files[:MAX_ERASURES]]
+        return ProofAnswer(len(self._wanted), len(self._found), self._count, self._size, shown)
+
+
+def begin_proof(log: Log, erasure_id: str) -> Proof:
+    """Begin to search for the records of one erasure, or of all. Raises InvalidArgument,
+    StorageError."""
+    wanted = ErasedSet({})
+    for one in _listed(log, erasure_id):
+        wanted |= _offsets_of(one)
+    return Proof(log, wanted)
