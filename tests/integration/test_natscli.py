@@ -120,6 +120,22 @@ def test_the_life_of_a_stream(natscli: Natscli) -> None:
     assert natscli.tried("stream", "info", "orders").returncode != 0
 
 
+def test_messages_are_removed_and_purged(natscli: Natscli) -> None:
+    natscli("stream", "add", "gone", "--subjects", "gone.>", "--defaults")
+    for subject in ("gone.a", "gone.b"):
+        natscli("pub", subject, "{{Count}}", "--count", "10")
+    natscli("stream", "rmm", "gone", "3", "--force")
+    again = natscli.tried("stream", "rmm", "gone", "3", "--force")
+    assert again.returncode
+    assert "sequence 3 not found" in again.stderr
+    purge = ("stream", "purge", "gone", "--force", "--subject")
+    assert "Purged 7 messages" in natscli(*purge, "gone.a", "--keep", "2")
+    assert "Purged 4 messages" in natscli(*purge, "gone.*", "--seq", "13")
+    state = natscli.json("stream", "info", "gone")["state"]
+    assert [state[name] for name in ("messages", "first_seq", "last_seq")] == [8, 13, 20]
+    natscli("stream", "rm", "gone", "--force")
+
+
 def test_a_stream_that_cannot_be_promised_is_refused_with_the_reason(natscli: Natscli) -> None:
     done = natscli.tried(
         "stream", "add", "w", "--subjects", "w", "--retention", "work", "--defaults"

@@ -227,14 +227,14 @@ def _state(info: StreamInfo, start: int, first_ns: int, view: ReadView | None) -
     offset of the first shown message, or the end of the stream."""
     end, last_ns = info.high_watermark, 0 if view is None else view.max_timestamp_ns
     erased = None if view is None else view.erased
-    hidden = 0 if erased is None else erased.count_in(info.log_start_offset, end)
-    below = 0 if erased is None else erased.count_in(info.log_start_offset, start)
-    count = min(info.record_count or 0, end - start - (hidden - below))
+    hidden = 0 if erased is None else erased.count_in(start, end)
+    count = min(info.record_count or 0, end - start - hidden)
+    # The files also have records that were purged or erased.
+    stored = sum([one.record_count for one in view.segments]) if view is not None else count
     is_new = start == end == 1
     return {
         "messages": count,
-        # The files still have the erased records.
-        "bytes": info.size_bytes * count // max(count + hidden, 1),
+        "bytes": info.size_bytes * count // max(stored, count, 1),
         "first_seq": 0 if is_new else start,
         "first_ts": time_text(first_ns) if count and first_ns else ZERO_TIME,
         "last_seq": 0 if is_new else end - 1,
