@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 
 from liftlog.server.vitals.histogram import COUNT_BOUNDS, LATENCY_BOUNDS, Histogram
 
@@ -25,6 +25,8 @@ class StreamObservations:
         "commits",
         "copied_bytes",
         "copied_offsets",
+        "erased",
+        "erasures",
         "group_records",
         "inline_commits",
         "read_bytes",
@@ -55,6 +57,10 @@ class StreamObservations:
         self.read_bytes = 0
         self.repaired_ranges = 0
         """Number of damaged ranges restored from another replica."""
+        self.erasures: Counter[str] = Counter()
+        """Number of erasures, by cause."""
+        self.erased: Counter[str] = Counter()
+        """Number of erased records, by cause."""
         self.refusing = ""
         """The reason why the last commit failed; empty if it succeeded, or if there was no commit
         yet."""

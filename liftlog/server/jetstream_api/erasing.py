@@ -116,7 +116,7 @@ async def _erase(
         wanted |= one.offsets
     try:
         async with search_limit() as is_found:
-            eraser = Eraser("", (OVER_NATS, _REASON, host.name), is_found)
+            eraser = Eraser("", (OVER_NATS, _REASON, host.name), is_found, "jetstream")
             with host.subjects.erasing():
                 erase = request.broker.erasing.erase_offsets
                 erased = (await erase(host.name, wanted, eraser, reason=_REASON)).offsets

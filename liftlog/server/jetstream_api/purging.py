@@ -143,7 +143,7 @@ async def _erase_subjects(
                 request.authorize("delete")  # checked again: the ACL may have changed
                 is_found()
 
-            eraser = Eraser("", (OVER_NATS, party_of(request.reply)), check)
+            eraser = Eraser("", (OVER_NATS, party_of(request.reply)), check, "jetstream")
             with host.subjects.erasing():
                 erased = await request.broker.erasing.erase_matching(
                     host.name,

@@ -25,11 +25,15 @@ from liftlog.server.metrics.ack_consumers import ACK_CONSUMER_VALUES, AckConsume
 from liftlog.server.metrics.table import CONSUMERS, GROUPS, METRICS, Metric
 from liftlog.server.metrics.values import (
     CLEANING_VALUES,
+    ERASED_COUNTS,
+    ERASED_VALUES,
     STREAM_HISTOGRAMS,
     STREAM_VALUES,
     Sources,
+    by_cause,
     daemon_histograms,
     daemon_values,
+    erased_left,
     labelled_histograms,
     labelled_values,
     refused,
@@ -170,7 +174,28 @@ class Exposition:
                 for host, labels in batch:
                     page.histogram(name, labels, histogram(host))
                 await self._slices.pause()
+        await self._erased(page, hosts)
         await self._attached_and_refused(page, hosts)
+
+    async def _erased(self, page: Page, hosts: list[tuple[StreamHost, str]]) -> None:
+        now_ns = self._sources.broker.now_ns()
+        found = []
+        for batch in _batches(hosts):
+            found += [(erased_left(host, now_ns), labels) for host, labels in batch]
+            await self._slices.pause()
+        for name, value in ERASED_VALUES.items():
+            page.begin(METRICS[name])
+            for left, labels in found:
+                page.sample(name, labels, value(left))
+            await self._slices.pause()
+        for name, counts in ERASED_COUNTS.items():
+            page.begin(METRICS[name])
+            for batch in _batches(hosts):
+                for host, labels in batch:
+                    for cause, count in by_cause(counts(host)).items():
+                        both = f"{labels},{labels_text(('cause',), (cause,))}"
+                        page.sample(name, both, count)
+                await self._slices.pause()
 
     async def _attached_and_refused(self, page: Page, hosts: list[tuple[StreamHost, str]]) -> None:
         page.begin(METRICS["liftlog_stream_attached"])

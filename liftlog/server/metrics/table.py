@@ -94,6 +94,15 @@ STREAMS = _per(
     _counter("repaired_ranges", "Damaged offset ranges that were restored from another replica"),
 )
 
+ERASED = _per(
+    ("stream",),
+    _counter("erasures", "Erasures: by the request `erase`, or by JetStream's API", "cause"),
+    _counter("erased", "Records that were erased", "cause"),
+    _gauge("erased_left", "Erased records whose bytes are still in segments"),
+    _gauge("erased_left_bytes", "Their bytes, estimated"),
+    _gauge("erased_due_timestamp_seconds", "Time from which the next of them are removed, or 0"),
+)
+
 CLEANING = (
     _gauge(
         "cleaning_at_idle_rate",
@@ -471,6 +480,7 @@ REPLICATION = (
 
 SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("Streams", STREAMS),
+    ("Erased records", ERASED),
     ("Compaction, re-batching, scrubbing", CLEANING),
     ("Replication", REPLICATION),
     ("Consumers", CONSUMERS),

@@ -18,6 +18,7 @@ from liftlog.commit import commit
 from liftlog.sequencing.refusals import DISK_FULL, OVERLOADED, STORE_FAILED
 from liftlog.server.access.audit import LOGIN
 from liftlog.server.cleaning.cleaner import Cleaner
+from liftlog.server.cleaning.removing import Left, left_in
 from liftlog.server.cleaning.state import StreamCleaning
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.http.guard import ConnectionGuard
@@ -91,6 +92,32 @@ CLEANING_VALUES: dict[str, Callable[[StreamCleaning], float]] = {
     "liftlog_scrubbed_bytes_total": lambda state: state.scrubbed_bytes,
     "liftlog_cleaning_failures_total": lambda state: state.failures,
 }
+
+ERASED_VALUES: dict[str, Callable[[Left], float]] = {
+    "liftlog_erased_left": lambda left: left.records,
+    "liftlog_erased_left_bytes": lambda left: left.size_bytes,
+    "liftlog_erased_due_timestamp_seconds": lambda left: (left.due_ns or 0) / 1e9,
+}
+
+ERASED_COUNTS: dict[str, Callable[[StreamHost], Counter[str]]] = {
+    "liftlog_erasures_total": lambda host: host.observed.erasures,
+    "liftlog_erased_total": lambda host: host.observed.erased,
+}
+_CAUSES = ("request", "jetstream")
+
+
+def erased_left(host: StreamHost, now_ns: int) -> Left:
+    """Describe the erased records of a stream whose bytes are still in segments."""
+    erased = host.log.view.erased
+    if erased is None:
+        return Left(0, 0, (), None)
+    return left_in(host.log, host.settings, erased, now_ns)
+
+
+def by_cause(counts: Counter[str]) -> dict[str, int]:
+    """Return the counts of all causes, so that a query counts the first one as an increase."""
+    return {cause: counts[cause] for cause in _CAUSES}
+
 
 _ALARMING = {refusal.reason: 0 for refusal in (DISK_FULL, OVERLOADED, STORE_FAILED)}
 

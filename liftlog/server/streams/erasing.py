@@ -15,7 +15,7 @@ import secrets
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from liftlog.errors import Conflict, InvalidArgument, LimitExceeded, NotReady, ShuttingDown
 from liftlog.log import Log
@@ -94,6 +94,8 @@ class Eraser(NamedTuple):
     principal: str
     party: Hashable
     check: Callable[[], None] = lambda: None
+    cause: Literal["request", "jetstream"] = "request"
+    """The interface of the client, for the metrics."""
 
 
 class Erasing:
@@ -283,13 +285,20 @@ class Erasing:
             offsets.to_plain() if offsets.size_bytes <= _MOST_LISTED_BYTES else (),
             made.now,
         )
+
+        def hidden() -> None:
+            host.observed.erasures[by.cause] += 1
+            host.observed.erased[by.cause] += len(offsets)
+            if then is not None:
+                then()
+
         by.check()
         # Under the lock, no setting changes that decides whether the stream can erase records.
         async with self._administration.lock_of(host):
             check_can_erase(host, of_bucket=of_bucket)
             found = await host.exclusively(
                 lambda: erase_listed(host.log, chosen, one),
-                then,
+                hidden,
                 reserve=self._hosted.reserve,
             )
         lost = joined([*found.unreadable, *chosen.selection.unreadable])
