@@ -358,3 +358,44 @@ def test_it_is_off_by_default(tmp_path: Path) -> None:
     with NatsServer() as nats:
         with Daemon(nats.url, {"streams": {"orders": {"subject": "orders"}}}) as daemon:
             assert daemon.get("/api/v1/streams/orders/bounds")[0] == 404
+
+
+# --- erase ---
+
+
+def test_erase(call: Caller, daemon: Daemon) -> None:
+    offsets = [
+        call.append("orders", subject="orders.erase", key=f"e{n % 2}", value="secret").json[
+            "offset"
+        ]
+        for n in range(6)
+    ]
+    tried = call("POST", "orders/erasures", {"keys": ["e1"], "offsets": [offsets], "dry_run": True})
+    assert tried.status == 400  # not a pair
+    wanted = {"keys": ["e1"], "offsets": [[offsets[0], offsets[-1]]]}
+    tried = call("POST", "orders/erasures", {**wanted, "dry_run": True})
+    assert (tried.status, tried.json["records"], tried.json["ranges"]) == (200, 3, 3)
+    assert tried.json["subjects"] == ["orders.erase"]
+    done = call("POST", "orders/erasures", {**wanted, "reason": "request 17", "now": True})
+    assert (done.status, done.json["records"]) == (201, 3)
+    assert [one.offset for one in records_of(daemon, "orders", offsets[0])][:3] == offsets[::2]
+    until(lambda: call("GET", "orders/erasures").json["erasures"][0]["left"] == 0)
+    (listed, *_) = call("GET", "orders/erasures").json["erasures"]
+    assert (listed["erasure"], listed["reason"]) == (done.json["erasure"], "request 17")
+    assert daemon.metric("liftlog_erased_total", stream="orders", cause="request") == 3
+    assert daemon.metric("liftlog_erased_left", stream="orders") == 0
+    assert call("POST", "orders/erasures", wanted).status == 200
+    for bad in (
+        {},
+        {"key": "x"},
+        {"offsets": [-1]},
+        {"offsets": [[5, 4]]},
+        {"since": "2026-01-31"},
+        {"since": "yesterday"},
+        {"keys": ["?"], "keys_encoding": "base64"},
+        {"subjects": ["a..b"]},
+        {"dry_run": 1, "offsets": [1]},
+    ):
+        assert call("POST", "orders/erasures", bad).status == 400, bad
+    old = {"until": "2000-01-01T00:00:00Z", "keys": ["ZTE="], "keys_encoding": "base64"}
+    assert call("POST", "orders/erasures", old).json["records"] == 0

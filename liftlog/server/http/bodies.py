@@ -172,9 +172,9 @@ def message_from_json(body: bytes) -> PostedMessage:
             "the field 'value' is missing", hint="null deletes a key (a tombstone)"
         )
     return PostedMessage(
-        value=_bytes_of(found, "value"),
+        value=bytes_of(found, "value"),
         subject=_text_of(found, "subject"),
-        key=_bytes_of(found, "key"),
+        key=bytes_of(found, "key"),
         headers=_headers_of(found),
         message_id=_text_of(found, "message_id"),
         expected_last_offset=_offset_of(found, "expected_last_offset"),
@@ -242,7 +242,9 @@ def _checked_text(name: str, value: str | None) -> str | None:
     return value
 
 
-def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
+def bytes_of(found: dict[str, Any], name: str) -> bytes | None:
+    """Return the bytes of a field, whose encoding is in the field `<name>_encoding`. Raises
+    InvalidArgument."""
     text = _text_of(found, name)
     encoding = found.get(f"{name}_encoding", "utf-8")
     if text is None:

@@ -4,8 +4,10 @@
     GET    /api/v1/streams/{stream}/records/{offset}   ?format=json|raw  ?encoding=auto|utf-8|base64
     POST   /api/v1/streams/{stream}/records
     DELETE /api/v1/streams/{stream}/records            ?before={offset}
+    POST   /api/v1/streams/{stream}/erasures
+    GET    /api/v1/streams/{stream}/erasures
 
-Each request reads or writes one record; programs that read whole streams use the pull port.
+The others read or write one record; programs that read whole streams use the pull port.
 docs/reference/http.md is normative.
 """
 
@@ -27,19 +29,20 @@ from liftlog.errors import (
     RequestTimeout,
 )
 from liftlog.log import Log
-from liftlog.protocol.administration import TruncateStream
+from liftlog.protocol.administration import Erased, ErasuresAnswer, ListErasures, TruncateStream
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import ANONYMOUS, DescribeStream, Message, StreamAnswer
 from liftlog.records.json_form import Encoding
 from liftlog.server.http import bodies
 from liftlog.server.http.appending import Appender
 from liftlog.server.http.callers import Callers, asks, peer_of
+from liftlog.server.http.erasing import erased_json, erasure_from_json, erasures_json
 from liftlog.server.http.failures import BodyTooLarge, UnsupportedMedia, failure
 from liftlog.server.http.guard import identified, identifying, require_place
 from liftlog.server.http.shares import Shares
 from liftlog.server.reading.fairness import SpreadWork
 from liftlog.server.reading.one_record import check_readable, read_record
-from liftlog.server.requests.rights import Caller, ask_leader
+from liftlog.server.requests.rights import Caller, ask_leader, carry_out
 from liftlog.server.streams.broker import Broker
 
 _PREFIX = "/api/v1/streams/{stream}"
@@ -96,6 +99,8 @@ class LogApi:
             web.get(f"{_PREFIX}/records/{{offset}}", self._guarded(self._read)),
             web.post(f"{_PREFIX}/records", self._guarded(self._append)),
             web.delete(f"{_PREFIX}/records", self._guarded(self._truncate)),
+            web.post(f"{_PREFIX}/erasures", self._guarded(self._erase)),
+            web.get(f"{_PREFIX}/erasures", self._guarded(self._erasures)),
         ]
 
     async def close(self) -> None:
@@ -191,9 +196,11 @@ class LogApi:
     ) -> StreamInfo | None:
         """Send the request to the stream's leader and return its answer; None if this node is the
         leader."""
-        caller = Caller(principal, self._callers.gate, self._broker, peer_of(request))
-        answer = await ask_leader(caller, message)
+        answer = await ask_leader(self._caller(request, principal), message)
         return answer.info if isinstance(answer, StreamAnswer) else None
+
+    def _caller(self, request: web.Request, principal: str | None) -> Caller:
+        return Caller(principal, self._callers.gate, self._broker, peer_of(request))
 
     async def _read(self, request: web.Request, principal: str | None) -> web.Response:
         stream = self._authorize(request, principal, "read")
@@ -278,6 +285,23 @@ class LogApi:
         if answer is None:
             await self._truncate_prefix(stream, offset)
         return _json({"stream": stream, **_offsets(answer or self._broker.stream(stream).log)})
+
+    # --- erasing ---
+
+    async def _erase(self, request: web.Request, principal: str | None) -> web.Response:
+        stream = self._authorize(request, principal, "erase")
+        if request.content_type != _JSON or "Content-Type" not in request.headers:
+            raise UnsupportedMedia(f"expected Content-Type {_JSON}")
+        message = erasure_from_json(stream, await self._body(request))
+        answer = await carry_out(self._caller(request, principal), message)
+        assert isinstance(answer, Erased), "the answer to erase"
+        return _json(erased_json(stream, answer), status=201 if answer.erasure_id else 200)
+
+    async def _erasures(self, request: web.Request, principal: str | None) -> web.Response:
+        stream = self._authorize(request, principal, "erase")
+        answer = await carry_out(self._caller(request, principal), ListErasures(stream))
+        assert isinstance(answer, ErasuresAnswer), "the answer to erasures"
+        return _json(erasures_json(stream, answer))
 
 
 def _offsets(known: StreamInfo | Log) -> dict[str, int]:

@@ -482,7 +482,8 @@ def http_request(method: str, route: str) -> str:
     body, media = "", "application/json"
     if method == "POST":
         is_api = route.startswith("/api/")
-        body, media = (_BODY, media) if is_api else ("a=b", "application/x-www-form-urlencoded")
+        own = '{"subjects": ["none.*"], "dry_run": true}' if route.endswith("/erasures") else _BODY
+        body, media = (own, media) if is_api else ("a=b", "application/x-www-form-urlencoded")
     return (
         f"{method} {path}{query} HTTP/1.1\r\nHost: localhost\r\n"
         f"Authorization: Bearer {FLOODER}\r\nContent-Type: {media}\r\n"

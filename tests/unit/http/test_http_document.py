@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.errors import WIRE_ERRORS, DiskFull, InternalError, StorageError
-from liftlog.server.http import bodies, failures
+from liftlog.server.http import bodies, erasing, failures
 from liftlog.server.http.log_api import LogApi
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "http.md").read_text()
@@ -20,7 +20,7 @@ def test_every_route() -> None:
 
 
 def test_every_field_and_header() -> None:
-    for name in bodies.FIELDS:
+    for name in (*bodies.FIELDS, *erasing.FIELDS):
         assert f"`{name}`" in PAGE
     for name in (bodies.OFFSET, bodies.TIMESTAMP, bodies.SUBJECT, bodies.KEY, bodies.TOMBSTONE,
                  bodies.EXPECTED_LAST_OFFSET, bodies.MESSAGE_ID):  # fmt: skip
