@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tidy demo demo-cluster demo-spark programs test test-long test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture worker-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-creations bench-starts bench-web bench-over-nats bench-kv bench-api-flood bench-consumers bench-journal bench-erasing bench-spark jetstream-clients natscli jar test-jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup tidy demo demo-cluster demo-spark programs test test-long test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture worker-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-creations bench-starts bench-web bench-over-nats bench-kv bench-api-flood bench-consumers bench-journal bench-erased bench-erasing bench-spark jetstream-clients natscli jar test-jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -197,6 +197,9 @@ bench-api-flood: setup ## Measure acks while a client floods the JetStream API (
 
 bench-consumers: setup ## Measure consumers with acks beside JetStream (ARGS="--quick", ARGS="--only ROW", ARGS="--help")
 	$(BIN)/python tests/bench/consumers.py $(ARGS)
+
+bench-erased: setup ## Measure readers of streams with erased records beside streams without (ARGS="--help")
+	$(BIN)/python tests/bench/erased.py $(ARGS)
 
 bench-journal: setup ## Measure ways to append to a journal while it is synced (ARGS="--busy", ARGS="--help")
 	$(BIN)/python tests/bench/journal.py $(ARGS)

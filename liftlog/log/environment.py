@@ -230,6 +230,28 @@ class IndexCache:
                 del self._indexes[path]
 
 
+class CutBytes:
+    """The number of bytes of each segment from which reads have cut erased records, since the
+    segment's file was first read. Thread-safe."""
+
+    _MOST = 4096
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes: OrderedDict[Path, int] = OrderedDict()
+
+    def add(self, segment: Segment, size_bytes: int) -> None:
+        with self._lock:
+            self._bytes[segment.path] = self._bytes.pop(segment.path, 0) + size_bytes
+            if len(self._bytes) > self._MOST:
+                self._bytes.popitem(last=False)
+
+    def of(self, segment: Segment) -> int:
+        """Return the number of bytes of a sealed segment. Each rewrite gives a new file, and so
+        begins again with 0."""
+        return self._bytes.get(segment.path, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class LogConfig:
     """The settings of a stream that the log itself needs; sizes in bytes.
@@ -257,6 +279,7 @@ class LogEnvironment:
     synced: Callable[[float], None]
     """A callback that runs in the thread that has fdatasynced a segment file. It receives the
     duration in seconds."""
+    cuts: CutBytes
     age_clock_ns: Callable[[], int]
     """The clock for ages of segments: the wall clock, unless the daemon suspects that it is
     wrong."""
@@ -274,4 +297,4 @@ class LogEnvironment:
         pool, indexes = FilePool(fs, max_open_files), IndexCache(fs, cached_indexes)
         parts = DerivedFiles(fs, sketch_path, read_parts)
         subjects = DerivedFiles(fs, subject_index_path, read_subject_index)
-        return cls(fs, clock, pool, indexes, parts, subjects, synced, clock.now_ns)
+        return cls(fs, clock, pool, indexes, parts, subjects, synced, CutBytes(), clock.now_ns)

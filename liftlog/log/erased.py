@@ -26,7 +26,7 @@ from liftlog.log.files.erased_file import (
     read_erased_file,
 )
 from liftlog.log.files.filesystem import FileSystem
-from liftlog.records.columns.batch_columns import without_rows
+from liftlog.records.columns.cutting import without_rows
 from liftlog.records.decode import RecordBatch
 
 if TYPE_CHECKING:

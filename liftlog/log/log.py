@@ -255,16 +255,20 @@ class Log:
 
     # --- reading: by any thread ---
 
-    def read(self, offset: int, max_bytes: int, max_records: int | None = None) -> LogSlice | None:
+    def read(
+        self, offset: int, max_bytes: int, max_records: int | None = None, *, masked: bool = False
+    ) -> LogSlice | None:
         """Return one or more whole batches below the HW (high watermark), beginning with the batch
         that holds `offset`.
 
         Returns None if `offset` lies between HW and the log end, because no committed record is
         there yet. If `offset` lies in a hole, the slice begins after the hole. The caller must
-        release the slice. Raises OffsetOutOfRange, CorruptRange, StorageError.
+        release the slice. With `masked`, it must also leave out the records in `erased` of the
+        slice; otherwise they are not in the slice. Raises OffsetOutOfRange, CorruptRange,
+        StorageError.
         """
         return reading.read_from(
-            self._state, offset, max_bytes, max_records, self.quarantine_damage
+            self._state, offset, max_bytes, max_records, self.quarantine_damage, masked=masked
         )
 
     def read_stored(self, offset: int, max_bytes: int) -> LogSlice | None:

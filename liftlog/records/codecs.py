@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records.checksum import crc32c
@@ -37,6 +37,8 @@ from liftlog.records.format import (
     padding_for,
 )
 from liftlog.records.header import BatchHeader
+
+Whole = TypeVar("Whole", bound="bytearray | memoryview")
 
 _SIZES = struct.Struct("<II")
 _DATA_POSITION = HEADER_SIZE + _SIZES.size
@@ -90,7 +92,7 @@ def _codec(number: int) -> Codec:
         ) from error
 
 
-def compress_batch(batch: bytearray | memoryview, codec: Codec) -> bytearray | memoryview:
+def compress_batch(batch: Whole, codec: Codec) -> Whole | bytearray:
     """Return the batch with its body compressed, or `batch` itself if the result is not smaller."""
     with memoryview(batch) as view:
         body = view[HEADER_SIZE:]

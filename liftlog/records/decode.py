@@ -7,7 +7,6 @@ return have one entry per record of the batch, or of its part after a trim.
 from __future__ import annotations
 
 import struct
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -34,9 +33,11 @@ from liftlog.records.layout import (
     FEW_ENDS,
     Binary,
     Layout,
+    all_set,
     ascending,
     bitmap_of,
     ends_of,
+    equal_length,
     find_layout,
     numbers,
     size_of,
@@ -234,7 +235,7 @@ class RecordBatch:
         column, count = self._layout.values, self.header.record_count
         raw_ends = numbers(self._view, column.ends, count + 1, "i")
         ends = raw_ends.tolist()
-        if not _equal_length(raw_ends):
+        if not equal_length(raw_ends):
             ascending(ends)
         if len(self) != count:
             ends = ends[self._lo : self._hi + 1]
@@ -370,7 +371,7 @@ class RecordBatch:
             ends = ends_of(view, column, count)
         else:
             raw_ends = numbers(view, column.ends, count + 1, "i")
-            if length := _equal_length(raw_ends):
+            if length := equal_length(raw_ends):
                 return _cut_equally(view, data, length, count)
             ends = ascending(raw_ends.tolist())
         # After one copy of the column, every slice is a slice of bytes, which is the fastest kind.
@@ -380,7 +381,7 @@ class RecordBatch:
     def _nullable(self, column: Binary[int]) -> list[bytes | None]:
         count = self.header.record_count
         bitmap = self._view[column.bitmap : column.bitmap + (count + 7) // 8]
-        if count > FEW and bitmap == _all_set(count):
+        if count > FEW and bitmap == all_set(count):
             return self._binary(column)  # type: ignore[return-value]  # list is invariant
         flags = self._flags(column)
         pairs = zip(self._binary(column), flags, strict=True)
@@ -395,29 +396,6 @@ class RecordBatch:
 _CUT_ITEMS = 128
 """Number of items to unpack in one step. The number is fixed: a struct for each number of records
 would take as much time to make as it saves."""
-
-
-def _equal_length(ends: memoryview[int]) -> int:
-    """Return the length of the items if all have the same length; 0 if their lengths differ or they
-    are empty."""
-    count = len(ends) - 1
-    if not count:
-        return 0
-    length = ends[1]
-    if length <= 0 or ends[-1] != length * count:
-        return 0
-    if length << count.bit_length() < 1 << 31:
-        multiples = _multiples(length, count.bit_length())[: ends.nbytes]
-    else:
-        multiples = array("i", range(0, length * (count + 1), length)).tobytes()
-    return length if ends.tobytes() == multiples else 0
-
-
-@lru_cache(maxsize=32)
-def _multiples(length: int, bits: int) -> bytes:
-    """Return, as i32, the multiples of `length` from 0 on, for up to 2^bits items: the ends of
-    items of this length."""
-    return array("i", range(0, (length << bits) + 1, length)).tobytes()
 
 
 def _cut_equally(view: memoryview, at: int, length: int, count: int) -> list[bytes]:
@@ -443,13 +421,6 @@ def _equal_items(length: int, count: int) -> struct.Struct:
     return struct.Struct(f"{length}s" * count)
 
 
-@lru_cache(maxsize=32)
-def _all_set(count: int) -> bytes:
-    """Return a bitmap with `count` set bits: the bitmap of a column in which each record has an
-    item."""
-    return ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
-
-
 def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBatch:
     """Return the batch at `pos` of `buf`, without copying it unless it is compressed.
 
@@ -458,7 +429,13 @@ def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBat
     batch or the package of its codec is not installed. `verify=False` skips the body checksum.
     """
     whole = buf if type(buf) is memoryview else memoryview(buf)
-    header = parse_header(whole, pos)
+    return decode_body(whole, pos, parse_header(whole, pos), verify=verify)
+
+
+def decode_body(
+    whole: memoryview, pos: int, header: BatchHeader, *, verify: bool = True
+) -> RecordBatch:
+    """Like `decode_batch`, for a batch whose header was parsed before."""
     length = header.length
     view = whole[pos : pos + length]
     if len(view) != length:

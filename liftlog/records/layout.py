@@ -12,6 +12,8 @@ Only `walk` depends on the order of the columns. It works on numbers and on nump
 from __future__ import annotations
 
 import struct
+from array import array
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from liftlog.errors import CorruptBatch
@@ -219,3 +221,33 @@ def bitmap_of(view: memoryview, position: int, count: int) -> list[bool]:
     number = int.from_bytes(view[position : position + (count + 7) // 8], "little")
     digits = format(number, f"0{max(count, 1)}b")[::-1]
     return [digit == "1" for digit in digits[:count]]
+
+
+def equal_length(ends: memoryview[int]) -> int:
+    """Return the length of the items if all have the same length; 0 if their lengths differ or they
+    are empty."""
+    count = len(ends) - 1
+    if not count:
+        return 0
+    length = ends[1]
+    if length <= 0 or ends[-1] != length * count:
+        return 0
+    if length << count.bit_length() < 1 << 31:
+        multiples = _multiples(length, count.bit_length())[: ends.nbytes]
+    else:
+        multiples = array("i", range(0, length * (count + 1), length)).tobytes()
+    return length if ends.tobytes() == multiples else 0
+
+
+@lru_cache(maxsize=32)
+def _multiples(length: int, bits: int) -> bytes:
+    """Return, as i32, the multiples of `length` from 0 on, for up to 2^bits items: the ends of
+    items of this length."""
+    return array("i", range(0, (length << bits) + 1, length)).tobytes()
+
+
+@lru_cache(maxsize=32)
+def all_set(count: int) -> bytes:
+    """Return a bitmap with `count` set bits: the bitmap of a column in which each record has an
+    item."""
+    return ((1 << count) - 1).to_bytes((count + 7) // 8, "little")

@@ -18,7 +18,6 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
-from liftlog.log.erased import ErasedSet
 from liftlog.log.files.filesystem import storage_errors
 from liftlog.log.read.slices import LogSlice, sealed_segment_of
 from liftlog.log.read.sparse import SPARSE_VALUE_BYTES
@@ -98,8 +97,6 @@ def read_by_subject(
     share = (end + base - first) / (piece.next_offset - piece.first_offset)
     span_bytes = share * piece.length
     few = index.runs[chosen]
-    if view.erased is not None and len(few) and _has_erased(view.erased, few, base):
-        return None
     if not _are_inside(few, first - base, end) or (values and _are_many(few, span_bytes)):
         return None
     with storage_errors(f"reading {state.name}"):
@@ -143,12 +140,6 @@ def _choose(
     if count < len(found):
         end = int(begins[count])
     return found[:count], end
-
-
-def _has_erased(erased: ErasedSet, runs: NDArray[np.void], base_offset: int) -> bool:
-    """Return True if a record of these runs may be erased."""
-    found = erased.next_at(base_offset + int(runs["first"].min()))
-    return found is not None and found <= base_offset + int(runs["last"].max())
 
 
 def _are_inside(runs: NDArray[np.void], first: int, end: int) -> bool:

@@ -66,6 +66,7 @@ def read_from(
     max_records: int | None,
     on_damage: OnDamage,
     *,
+    masked: bool = False,
     stored: bool = False,
 ) -> LogSlice | None:
     """See `Log.read`. With `stored`, also reads stored records below the log start, and erased
@@ -73,22 +74,45 @@ def read_from(
     with _reading(state):
         while True:
             view = state.view
-            start = offset
+            start, erased = offset, view.erased
             if stored:
                 view = view._replace(erased=None)
                 start = max(offset, view.segments[0].base_offset)
             else:
                 # `offset` may lie before the first segment, in a loss that retention has reached.
                 _check_bounds(state, view, offset)
+                if masked and erased is not None and not erased.unreadable:
+                    view = view._replace(erased=None)
+                    start = erased.next_not_at(offset)
             try:
                 found = read_slice(view, state.environment, start, max_bytes, max_records)
                 if found is not None:
                     found.on_damage = on_damage
+                    if masked and view.erased is None:
+                        found.erased = erased
                 return found
             except FileNotFoundError:
                 # The file may have been removed after this function took the view.
                 if view.segments is state.view.segments:
                     raise
+
+
+def cuts_at(view: ReadView, environment: LogEnvironment, offset: int) -> bool:
+    """Return True if a read at `offset` may cut erased records out of batches, which takes some
+    milliseconds and may wait for the disk. Does not wait itself."""
+    erased = view.erased
+    if erased is None:
+        return False
+    offset = erased.next_not_at(offset)
+    i = max(bisect_right(view.segments, offset, key=lambda one: one.base_offset) - 1, 0)
+    segment = view.segments[i]
+    index = view.active_index if not segment.sealed else environment.indexes.in_memory(segment)
+    if index is None:
+        return True
+    start = index.floor(offset)
+    first = erased.next_at(start.offset)
+    following = index.after_position(start.position)
+    return first is not None and (following is None or first < following.offset)
 
 
 def read_replica(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange
 from liftlog.log.environment import FilePool, LogEnvironment, PooledFile
 from liftlog.log.erased import ErasedSet
@@ -22,14 +24,21 @@ from liftlog.log.files.unreadable import read_around, read_zeroed
 from liftlog.log.segment.index import IndexEntry, SparseIndex
 from liftlog.log.segment.segment import Segment, SteppedOver, walk_batches
 from liftlog.log.state import ReadView
-from liftlog.records.decode import decode_batch
+from liftlog.records.columns.column_set import Offsets
+from liftlog.records.columns.cutting import cut_rows
+from liftlog.records.decode import decode_batch, decode_body
+from liftlog.records.format import RECORD_COUNT, RECORD_COUNT_POSITION
 from liftlog.records.header import parse_header
 from liftlog.records.place import Epochs, Place
 
 LATEST_NS = 2**63 - 1
-_CUT_BYTES = 256 * 1024
+_CUT_BYTES = 1024 * 1024
 """Maximum number of stored bytes, beyond the first batch, from which one read cuts erased records,
-also after decompression. It takes about a millisecond, and the event loop may wait for it."""
+also after decompression. It takes about a millisecond; see `reading.cuts_at`."""
+_CLEAN_BYTES = 128 * 1024
+"""A stretch of batches without erased records that is at least this long is not copied: the cut
+slice ends before it, and the next read gets it from the file."""
+_SMALL_PART_BYTES = 16 * 1024
 _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
 
 
@@ -43,6 +52,7 @@ class LogSlice:
     __slots__ = (
         "_pool",
         "_pooled",
+        "erased",
         "first_offset",
         "length",
         "next_offset",
@@ -67,6 +77,8 @@ class LogSlice:
         self.first_offset = first_offset
         self.next_offset = next_offset
         self.record_count = next_offset - first_offset
+        self.erased: ErasedSet | None = None
+        """The records that the reader must leave out; only for reads with `masked`."""
         self.on_damage: Callable[[int, int], object] | None = None
         """A callback for a slice that the disk cannot read completely. It receives the first and
         the next offset of the slice."""
@@ -75,6 +87,11 @@ class LogSlice:
     def body(self) -> bytes | None:
         """The bytes of the slice if they are only in memory; None if they are in the file."""
         return None
+
+    @property
+    def bodies(self) -> tuple[bytes | bytearray, ...]:
+        """The same bytes, in parts, without a copy; empty if they are in the file."""
+        return ()
 
     @property
     def fd(self) -> int:
@@ -140,30 +157,45 @@ class LogSlice:
 class CutSlice(LogSlice):
     """A slice without the erased records of its batches. Its bytes are in memory."""
 
-    __slots__ = ("_body",)
+    __slots__ = ("_bodies",)
 
-    def __init__(self, body: bytes, first_offset: int, next_offset: int, record_count: int) -> None:
+    def __init__(
+        self,
+        bodies: Sequence[bytes | bytearray],
+        first_offset: int,
+        next_offset: int,
+        record_count: int,
+    ) -> None:
         self._pooled = None
-        self._body = body
         self.position = 0
-        self.length = len(body)
+        self.length = sum(map(len, bodies))
+        if self.length <= _SMALL_PART_BYTES * len(bodies):
+            bodies = (b"".join(bodies),)
+        self._bodies = tuple(bodies)
         self.first_offset = first_offset
         self.next_offset = next_offset
         self.record_count = record_count
-        self.on_damage = None
+        self.erased = self.on_damage = None
 
     @property
     def body(self) -> bytes:
-        return self._body
+        if len(self._bodies) != 1 or not isinstance(self._bodies[0], bytes):
+            self._bodies = (b"".join(self._bodies),)
+        return self._bodies[0]  # type: ignore[return-value]  # it is bytes
+
+    @property
+    def bodies(self) -> tuple[bytes | bytearray, ...]:
+        return self._bodies
 
     def read_some(self, position: int, length: int) -> bytes:
-        return self._body[position : position + length]
+        return self.body[position : position + length]
 
     def read_many(self, places: Iterable[tuple[int, int]]) -> list[bytes]:
-        return [self._body[position : position + length] for position, length in places]
+        body = self.body
+        return [body[position : position + length] for position, length in places]
 
     def pread(self) -> bytes:
-        return self._body
+        return self.body
 
 
 def sealed_segment_of(view: ReadView, piece: LogSlice) -> Segment | None:
@@ -236,7 +268,9 @@ def slice_segment(
         if is_cut:
             assert view.erased is not None
             begin = IndexEntry(first_offset, position)
-            return _without_erased(file, view.erased, begin, first_end, stop)
+            cut = _without_erased(file, index, view.erased, begin, first_end, stop, max_bytes)
+            environment.cuts.add(segment, cut.length)
+            return cut
         taken = True
         length = stop.position - position
         return LogSlice(pool, pooled, position, length, first_offset, stop.offset)
@@ -337,34 +371,45 @@ def _find_end(
 
 
 def _without_erased(
-    file: File, erased: ErasedSet, start: IndexEntry, first_end: IndexEntry, stop: IndexEntry
+    file: File,
+    index: SparseIndex,
+    erased: ErasedSet,
+    start: IndexEntry,
+    first_end: IndexEntry,
+    stop: IndexEntry,
+    max_bytes: int,
 ) -> CutSlice:
-    """Return the batches from `start` to `stop` without the erased records, or fewer of them if one
-    is damaged. Raises CorruptRange or CorruptMetadata if that is the first one, which ends at
+    """Return the batches from `start` to `stop` without the erased records, or fewer of them before
+    a long stretch without erased records, after `max_bytes` of decompressed bytes, or if one is
+    damaged. Raises CorruptRange or CorruptMetadata if that is the first one, which ends at
     `first_end`, and UnsupportedFormat."""
-    raw, holes = read_around(file, stop.position - start.position, start.position)
-    parts: list[bytes | memoryview] = []
+    gone = erased.offsets_in(start.offset, stop.offset)
+    if not erased.unreadable:
+        stop = _before_clean(index, gone, start, stop)
+    size = stop.position - start.position
+    raw, holes = read_around(file, size, start.position)
+    view = memoryview(raw)
+    parts: list[bytes | bytearray] = []
     place = Place(start.offset, stop.offset)
-    at = count = inflated = 0
+    at = done = count = inflated = clean_from = 0
     reached = start.offset
-    while at < len(raw) and inflated < _CUT_BYTES:
+    while at < size and inflated < max_bytes:
         try:
-            header = parse_header(raw, at)
-            if any(hole.start < start.position + at + header.length for hole in holes):
+            header = parse_header(view, at)
+            end, following = at + header.length, header.next_offset
+            if end > len(raw) or (holes and holes[0].start < start.position + end):
                 raise CorruptBatch("the disk cannot read the batch")
             place.take(header)
-            erased_at = erased.next_at(header.base_offset)
-            if erased_at is not None and erased_at < header.next_offset:
-                whole = decode_batch(raw, at)
-                inflated += len(whole.raw)
-                batch = erased.cut(whole)
-                count += batch.header.record_count
-                parts.append(batch.stored)
-            else:
-                count += header.record_count
-                parts.append(raw[at : at + header.length])
+            if erased.unreadable:
+                erased.check_readable(header.base_offset, following)
+            before, done = done, int(gone.searchsorted(following))
+            made = None
+            if done > before:
+                batch = decode_body(view, at, header)
+                inflated += len(batch.raw)
+                made = cut_rows(batch, gone[before:done])
         except (CorruptBatch, CorruptMetadata) as error:
-            if parts:
+            if reached > start.offset:
                 break  # the next read begins with this batch
             if isinstance(error, CorruptMetadata):
                 raise
@@ -374,9 +419,37 @@ def _without_erased(
                 first_offset=start.offset,
                 next_offset=first_end.offset,
             ) from error
-        at += header.length
-        reached = header.next_offset
-    return CutSlice(b"".join(parts), start.offset, reached, count)
+        if made is not None:
+            if clean_from < at:
+                parts.append(view[clean_from:at].tobytes())
+            parts.append(made)
+            clean_from = end
+            count += RECORD_COUNT.unpack_from(made, RECORD_COUNT_POSITION)[0]
+        else:
+            count += header.record_count
+        at, reached = end, following
+    if clean_from < at:
+        parts.append(view[clean_from:at].tobytes())
+    return CutSlice(parts, start.offset, reached, count)
+
+
+def _before_clean(
+    index: SparseIndex, gone: Offsets, start: IndexEntry, stop: IndexEntry
+) -> IndexEntry:
+    """Return the first boundary of batches after which no record is erased for `_CLEAN_BYTES`;
+    `stop` if there is none. `gone` are the erased offsets in [start, stop)."""
+    size = stop.position - start.position
+    if size < _CLEAN_BYTES or not len(gone):
+        return stop
+    borders = np.append(gone, stop.offset)
+    gaps = borders[1:] - borders[:-1]
+    likely = gaps * size >= (stop.offset - start.offset) * _CLEAN_BYTES
+    for i in np.flatnonzero(likely).tolist():
+        after = index.after_position(index.floor(int(gone[i])).position)
+        clean_end = min(index.floor(int(borders[i + 1])), stop)
+        if after is not None and clean_end.position - after.position >= _CLEAN_BYTES:
+            return after
+    return stop
 
 
 def find_time_in_segment(

@@ -2,6 +2,7 @@
 
 column_set     records as arrays: selects some, joins several
 batch_columns  one batch to columns and back
+cutting        cuts records out of a batch, in its bytes
 chunks         groups batches that are processed in one step
 small_batches  checks and stores runs of small batches together
 positions      finds the columns of many batches

@@ -24,8 +24,8 @@ from liftlog.records.columns.column_set import (
     offsets_of,
     timestamps_of,
 )
-from liftlog.records.decode import RecordBatch, decode_batch
-from liftlog.records.encode import encode_batch, fill_header
+from liftlog.records.decode import RecordBatch
+from liftlog.records.encode import fill_header
 from liftlog.records.format import (
     ESCAPED_SUBJECTS,
     HEADER_SIZE,
@@ -40,7 +40,6 @@ from liftlog.records.format import (
     TOMBSTONES,
     padding_for,
 )
-from liftlog.records.header import BatchHeader
 from liftlog.records.layout import Binary, bitmap_of, ends_of
 
 _HEADER_PLACE = bytes(HEADER_SIZE)
@@ -197,52 +196,6 @@ def cut_out(batch: RecordBatch, first: int, end: int) -> bytearray | memoryview:
     )
     codec = codec_of(header)
     return raw if codec is None else compress_batch(raw, codec)
-
-
-def without_rows(batch: RecordBatch, offsets: Offsets) -> RecordBatch:
-    """Return a verified batch without the records at these offsets, which ascend.
-
-    Returns the batch itself if it has none of them. The result covers the same offsets and may have
-    no records. Records keep their offsets and timestamps; the result has the leader epoch, commit
-    group and codec of the batch. Raises CorruptBatch.
-    """
-    header = batch.header
-    if 0 < len(batch) <= len(offsets) and np.isin(batch.offsets(), offsets).all():
-        return _empty(header)  # without decoding its columns
-    columns = decode_columns(batch)
-    keep = np.ones(len(columns), np.bool_)
-    places = np.searchsorted(columns.offsets, offsets)
-    found = places < len(keep)
-    places = places[found]
-    places = places[columns.offsets[places] == offsets[found]]
-    if not len(places):
-        return batch
-    keep[places] = False
-    raw: bytearray | memoryview = encode_columns(
-        columns.take(keep),
-        base_offset=header.base_offset,
-        last_offset=header.last_offset,
-        leader_epoch=header.leader_epoch,
-        commit_group=header.commit_group,
-    )
-    codec = codec_of(header)
-    if codec is not None:
-        raw = compress_batch(raw, codec)
-    return decode_batch(raw, 0, verify=False)
-
-
-def _empty(header: BatchHeader) -> RecordBatch:
-    """Return a batch without records that covers the offsets of `header`."""
-    raw = encode_batch(
-        base_offset=header.base_offset,
-        last_offset=header.last_offset,
-        leader_epoch=header.leader_epoch,
-        commit_group=header.commit_group,
-        stamps=[],
-        subjects=[],
-        values=[],
-    )
-    return decode_batch(raw, 0, verify=False)
 
 
 def can_share_batch(some: tuple[int, int], others: tuple[int, int]) -> bool:

@@ -224,6 +224,13 @@ class KeyedRecords:
         return len(self.offsets)
 
 
+def without(records: Columns, gone: Offsets) -> Columns:
+    """Return the records that are not at these offsets, of which there is at least one. The offsets
+    of both ascend."""
+    keep = gone.take(gone.searchsorted(records.offsets), mode="clip") != records.offsets
+    return records if keep.all() else records.take(keep)
+
+
 # --- the columns of numbers, from a batch ---
 
 

@@ -3,8 +3,9 @@ indexed by subject, or verified next.
 
 Re-batching examines each segment once, to find segments with many small batches.
 
-A segment is rewritten without its erased records when half of them are erased, or when its file is
-a day old in this process. So erasures that arrive one by one cause one rewrite a day.
+A segment is rewritten without its erased records when half of them are erased, when its file is a
+day old in this process, or when the cuts of reads have taken as long as a rewrite takes. So
+erasures that arrive one by one cause one rewrite a day, or one for several reads of the segment.
 
 Scrubbing verifies each segment again after an interval. A round visits all segments of a stream
 from the oldest to the newest; the next round begins one interval after the beginning of this round.
@@ -40,6 +41,9 @@ whole small segment is fast."""
 _SECOND_NS = 1_000_000_000
 _REMOVE_WITHIN_NS = 24 * 3600 * _SECOND_NS
 """Time after which a segment is rewritten although few of its records are erased: one day."""
+_CUTS_PER_REWRITE = 8
+"""A rewrite of a segment takes about as long as reads that cut records out of this multiple of its
+bytes."""
 
 
 class SmallBatches:
@@ -127,7 +131,11 @@ def erased_job(log: Log, settings: StreamSettings, now_ns: int) -> RebatchJob | 
         count = erased.count_in(first, end)
         if not (count and segment.sealed) or newest_ns >= since_ns or end > log.high_watermark:
             continue
-        is_due = 2 * count >= segment.record_count or now_ns >= due_ns
+        is_due = (
+            2 * count >= segment.record_count
+            or now_ns >= due_ns
+            or log.environment.cuts.of(segment) >= _CUTS_PER_REWRITE * segment.size_bytes
+        )
         if is_due and segment.path.name not in damaged:
             return removal_job(log, settings, segment, erased)
     return None

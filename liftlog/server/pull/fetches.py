@@ -22,6 +22,7 @@ from liftlog.errors import (
     NotReady,
 )
 from liftlog.log import Log, LogSlice
+from liftlog.log.read.reading import cuts_at
 from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.records.columns.selection import parse_selection
 from liftlog.server.cleaning.mending import Mender
@@ -30,7 +31,14 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.identity import check_identity
 from liftlog.server.pull.services import PullServices
-from liftlog.server.pull.waiting_fetch import WaitingFetch, header_of, known_offset, rest_seconds
+from liftlog.server.pull.waiting_fetch import (
+    Cut,
+    WaitingFetch,
+    header_of,
+    known_offset,
+    read_cut,
+    rest_seconds,
+)
 from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, scan_log
 from liftlog.server.reading.scan import Scan, Scanned
 from liftlog.server.reading.tailing import Tail
@@ -213,24 +221,30 @@ class FetchQueue:
         fetch, log = waiting.fetch, stream.log
         asked_bytes = self._default_bytes if fetch.max_bytes is None else fetch.max_bytes
         max_bytes = max(1, min(asked_bytes, self._max_bytes))
-        view = log.view  # taken before reading, so that no record is missed
+        cut, waiting.cut = waiting.cut, None
+        found: LogSlice | Tail | None = None if cut is None else cut.found
+        # The view is taken before reading, so that no record is missed.
+        view = log.view if cut is None or found is None else cut.view
         high_watermark = view.committed.offset
         # A fetch that does not wait gets slices of the file, not bytes from the group's memory.
         group = self._services.tail_group(stream) if fetch.max_wait_ms else None
-        if group is not None and self._too_soon(waiting, stream, offset < high_watermark):
-            self._park(waiting, stream, offset)
-            return False
-        found: LogSlice | Tail | None = None
         question = (offset, max_bytes, fetch.max_records)
-        if group is not None and offset >= log.log_start_offset:
-            found = group.recall(view, *question)
+        if cut is None and group is not None:
+            if self._too_soon(waiting, stream, offset < high_watermark):
+                self._park(waiting, stream, offset)
+                return False
+            if offset >= log.log_start_offset:
+                found = group.recall(view, *question)
         if found is None and offset != high_watermark:  # the log has no record there yet
+            if cut is None and cuts_at(view, log.environment, offset):
+                self._cut(waiting, log, question)
+                return False
             try:
                 found = log.read(*question)
             except CorruptRange as damage:
                 return self._meet(damage, waiting, stream)
-            if group is not None and found is not None:
-                found = group.take(found, view, *question)
+        if group is not None and found is not None and not isinstance(found, Tail):
+            found = group.take(found, view, *question)
         if found is None:
             next_offset = max(offset, high_watermark)
             # The fetch is also answered if only a hole lies between its offset and the high
@@ -332,6 +346,16 @@ class FetchQueue:
                 self._looked_at = self._loop.time()
 
         self._start_job(waiting, found, self._scanners, scan_log, log, scan)
+
+    def _cut(self, waiting: WaitingFetch, log: Log, question: tuple[int, int, int | None]) -> None:
+        """Read in a thread, because records must be cut out of batches. Does nothing while the
+        waiting answers take too much memory."""
+
+        def found(cut: Cut) -> None:
+            waiting.cut = cut
+
+        if self._answers.may_encode:
+            self._start_job(waiting, found, self._scanners, read_cut, log, *question)
 
     def _rests(self, waiting: WaitingFetch) -> bool:
         """Pause a member of a group while records accumulate; return False if no pause is due."""

@@ -134,9 +134,10 @@ class SendQueue:
 
     def put_slice(self, piece: LogSlice) -> None:
         """Append a slice. Takes ownership of `piece`, even if the queue is closed."""
-        if self._closed or piece.body is not None:
-            if piece.body is not None:
-                self.put(piece.body)
+        bodies = piece.bodies
+        for body in bodies:
+            self.put(body)
+        if self._closed or bodies:
             piece.release()
             return
         if not self._items:

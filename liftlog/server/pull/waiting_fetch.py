@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from liftlog.errors import BadRequest, CorruptRange
-from liftlog.log import Log
+from liftlog.log import Log, LogSlice
+from liftlog.log.state import ReadView
 from liftlog.protocol.messages import EARLIEST, LATEST, Fetch, FetchHeader
 from liftlog.records.columns.selection import Selection
 from liftlog.server.reading.scan import Scanned
@@ -17,9 +20,28 @@ _BUSY_REST = 2
 _LONGEST_REST_SECONDS = 0.1024
 
 
+class Cut(NamedTuple):
+    """A slice without its erased records, and the state of the log from before it was read. `found`
+    is None if the read found no such slice, but possibly one in a file."""
+
+    view: ReadView
+    found: LogSlice | None
+
+
+def read_cut(log: Log, offset: int, max_bytes: int, max_records: int | None) -> Cut:
+    """Read as `Log.read`, in a thread. Raises what it raises."""
+    view = log.view
+    found = log.read(offset, max_bytes, max_records)
+    if found is not None and found.body is None:
+        found.release()  # the event loop opens it again: a result may be dropped
+        found = None
+    return Cut(view, found)
+
+
 class WaitingFetch:
     __slots__ = (
         "catch_up_until",
+        "cut",
         "damage",
         "deadline",
         "examined",
@@ -56,6 +78,7 @@ class WaitingFetch:
         self.offset: int | None = None  # None until the start is known
         self.scan_from: int | None = None  # `offset` to here contains no match
         self.scanned: Scanned | None = None  # the result of a thread, not handled yet
+        self.cut: Cut | None = None  # likewise
         self.is_whole = False  # True: `optional_subjects` is ignored
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from acl import subjects as patterns
 from liftlog.errors import (
     CorruptBatch,
     CorruptRange,
@@ -31,18 +30,18 @@ from liftlog.log.segment.subject_index import RUN_BYTES
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.columns.batch_columns import decode_columns
 from liftlog.records.columns.chunks import Chunk
-from liftlog.records.columns.column_set import Columns, concat
-from liftlog.records.columns.heads import WantedSubjects
-from liftlog.records.columns.selection import ALL_COLUMNS, OFFSET, VALUE, Selection, matching_all
-from liftlog.records.decode import RecordBatch
-from liftlog.records.header import BatchHeader
+from liftlog.records.columns.column_set import Columns, Offsets, concat, without
+from liftlog.records.columns.cutting import cut_rows
+from liftlog.records.columns.selection import ALL_COLUMNS, OFFSET, VALUE, Selection
+from liftlog.records.decode import RecordBatch, decode_batch
+from liftlog.records.header import BatchHeader, parse_header
 from liftlog.records.place import Place
 from liftlog.records.projection import project_batch
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
 from liftlog.server.reading.answer_builder import BATCH_BYTES, AnswerBuilder
 from liftlog.server.reading.fairness import others_wait
-from liftlog.server.reading.pieces import Piece, Stamps, chunks_from, chunks_in
-from liftlog.server.reading.scan import Scan, Scanned
+from liftlog.server.reading.pieces import Piece, Stamps, chunks_from, chunks_in, gone_from
+from liftlog.server.reading.scan import Scan, Scanned, wanted_subjects
 
 SCAN_BYTES = 16 * MIB
 """Limit of the bytes read from the log for one answer; a single larger batch is read as a whole."""
@@ -108,6 +107,7 @@ class _Scanner:
         most = _MARKED_BATCH_RECORDS if self._is_marked else _BATCH_RECORDS
         self._builder = AnswerBuilder(scan.max_bytes, most)
         self._reached = scan.offset  # everything below was examined
+        self._gone: Offsets = np.empty(0, np.int64)  # the erased records of the piece
         self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
         self._passed_bytes = 0  # bytes of the log, read or skipped
         self._others = selection.without_slots
@@ -117,7 +117,7 @@ class _Scanner:
         )
         self._is_partial = False  # True if the last piece was read in part
         # None: there are other conditions, or the subject indexes are of no use.
-        self._subjects = _wanted_subjects(selection)
+        self._subjects = wanted_subjects(selection)
         self._wanted = self._subjects if VALUE in selection.columns else None
         if scan.max_bytes < _LEAST_BY_SUBJECT:
             self._subjects = None
@@ -166,7 +166,7 @@ class _Scanner:
                         return True
                     continue
                 manifest = log.view.manifest  # taken before reading, so that later changes show
-                piece = log.read(self._reached, most)
+                piece = log.read(self._reached, most, masked=True)
                 if piece is None:
                     self._reached = max(self._reached, high_watermark)
                     return True
@@ -195,6 +195,7 @@ class _Scanner:
     def _take_known(self, known: Piece) -> bool:
         """Scan a decoded piece; return False if the answer is full."""
         self._left -= known.length
+        self._gone = known.gone
         wanted = self._scan.selection.slots
         assert wanted is not None
         for part in known.parts:
@@ -214,7 +215,7 @@ class _Scanner:
         the extent of the damage. The log raises CorruptRange for the damaged range, or returns the
         batch if it is intact."""
         manifest = self._log.view.manifest
-        piece = self._log.read(self._reached, 1)
+        piece = self._log.read(self._reached, 1, masked=True)
         if piece is None:
             return
         following = piece.next_offset
@@ -233,6 +234,7 @@ class _Scanner:
         """Scan these batches; return False if the answer is full or the time is up. `manifest` is
         the log's manifest from before the piece was read. Raises _Damaged."""
         shared, wanted = self._scan.shared, self._scan.selection.slots
+        self._gone = gone_from(piece)
         try:
             if self._is_sparse or (self._wanted is not None and self._is_partial):
                 done = self._take_sparsely(piece)
@@ -275,8 +277,9 @@ class _Scanner:
         room = max(self._scan.max_bytes - taken, 0)
         if taken and room < RUN_BYTES:
             return False
-        piece, found = self._log.read(self._reached, _SEGMENT_BYTES), None
+        piece, found = self._log.read(self._reached, _SEGMENT_BYTES, masked=True), None
         if piece is not None:
+            self._gone = gone_from(piece)
             reads_values = VALUE in self._scan.selection.columns
             within = self._reached, piece.next_offset if stop is None else stop
             try:
@@ -300,7 +303,8 @@ class _Scanner:
     def _take_run(self, batch: RecordBatch) -> bool:
         """Take a batch in which all records match; return False if the answer is full."""
         header, columns = batch.header, self._scan.selection.columns
-        if len(batch.raw) < _LARGE_BYTES or not self._is_within(header):
+        gone = self._gone_in(header)
+        if len(batch.raw) < _LARGE_BYTES or len(gone) or not self._is_within(header):
             _, records = self._within(decode_columns(batch))
             return not len(records) or self._add(self._scan.selection.project(records), header)
         if columns == ALL_COLUMNS:
@@ -402,6 +406,11 @@ class _Scanner:
             return self._reach(header.next_offset)
         if selection.is_projection and self._is_within(header):
             made = _projected(chunk, selection)
+            if made is not None and len(gone := self._gone_in(header)):
+                made = cut_rows(decode_batch(made, verify=False), gone) or made
+                header = parse_header(made)
+                if not header.record_count:
+                    return self._reach(header.next_offset)
             if made is not None:
                 if not self._builder.add_batch(made, header):
                     self._reached = header.base_offset
@@ -438,8 +447,18 @@ class _Scanner:
             return low, records
         return low, records.part(low, max(low, high))
 
+    def _gone_in(self, header: BatchHeader) -> Offsets:
+        """Return the offsets of the erased records of a batch."""
+        if not len(self._gone):
+            return self._gone
+        low, high = self._gone.searchsorted((header.base_offset, header.next_offset)).tolist()
+        return self._gone[low:high]
+
     def _add(self, selected: Columns, header: BatchHeader, stamps: Stamps | None = None) -> bool:
-        """Add records to the answer; return False if the answer is full."""
+        """Add records to the answer, without the erased ones; return False if the answer is
+        full."""
+        if len(self._gone):
+            selected = without(selected, self._gone)
         taken = self._builder.add(selected, header, stamps)
         if taken == len(selected):
             return True
@@ -455,22 +474,6 @@ class _Scanner:
             self._reached = stop
             return False
         return True
-
-
-def _wanted_subjects(selection: Selection) -> WantedSubjects | None:
-    """Return the conditions on subjects; None if there are other conditions."""
-    more = (selection.keys, selection.headers, selection.values, selection.slots)
-    if any(one is not None for one in more):
-        return None
-    subjects, readable = selection.subjects, selection.readable
-    if subjects is None:
-        return None
-    literals = None
-    if all(patterns.is_literal(one) for one in subjects):
-        literals = tuple(dict.fromkeys(one.encode() for one in subjects))
-    conditions = (None if literals is not None else subjects, readable)
-    others = tuple(one for one in conditions if one is not None)
-    return WantedSubjects(literals, matching_all(others) if others else None)
 
 
 def _place_of(piece: LogSlice) -> Place:

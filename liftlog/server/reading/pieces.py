@@ -22,7 +22,7 @@ from liftlog.log import Log, LogSlice
 from liftlog.log.files.manifest import Manifest
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.columns.chunks import Chunk, chunks_of
-from liftlog.records.columns.column_set import Columns
+from liftlog.records.columns.column_set import Columns, Offsets
 from liftlog.records.columns.many import scatter
 from liftlog.records.columns.positions import Batches, one_by_one
 from liftlog.records.columns.scattered import ScatteredRecords
@@ -50,6 +50,7 @@ because pieces at the end of a stream are small."""
 _SUBJECT_BYTES = 128
 """Number of bytes counted for a subject and its Python objects."""
 _NEW_SECONDS = 0.02
+_NONE: Offsets = np.empty(0, np.int64)
 
 
 def chunks_in(raw: bytes, place: Place) -> Iterator[Chunk]:
@@ -80,6 +81,13 @@ def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -
     if damage is not None:
         raise damage
     place.check_end()
+
+
+def gone_from(piece: LogSlice) -> Offsets:
+    """Return the offsets of the records of a slice that a reader must leave out, ascending."""
+    if piece.erased is None:
+        return _NONE
+    return piece.erased.offsets_in(piece.first_offset, piece.next_offset)
 
 
 Stamps = tuple[int, int]
@@ -138,6 +146,7 @@ class Piece:
         self.slot_count = len(division.places)
         self.first_offset, self.next_offset = piece.first_offset, piece.next_offset
         self.length = piece.length
+        self.gone = gone_from(piece)
         self.parts = parts
         records_bytes = sum([part.size_bytes for part in parts])
         self.size_bytes = max(records_bytes + division.size_bytes, _LEAST_BYTES)

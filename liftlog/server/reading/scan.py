@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from liftlog.records.columns.selection import Selection
+from acl import subjects as patterns
+from liftlog.records.columns.heads import WantedSubjects
+from liftlog.records.columns.selection import Selection, matching_all
 from liftlog.server.reading.pieces import SharedPieces
 
 
@@ -47,3 +49,19 @@ class Scanned(NamedTuple):
     def body(self) -> bytes:
         """Return a copy of all batches as one block of bytes."""
         return b"".join(self.batches)
+
+
+def wanted_subjects(selection: Selection) -> WantedSubjects | None:
+    """Return the conditions on subjects; None if there are other conditions."""
+    more = (selection.keys, selection.headers, selection.values, selection.slots)
+    if any(one is not None for one in more):
+        return None
+    subjects, readable = selection.subjects, selection.readable
+    if subjects is None:
+        return None
+    literals = None
+    if all(patterns.is_literal(one) for one in subjects):
+        literals = tuple(dict.fromkeys(one.encode() for one in subjects))
+    conditions = (None if literals is not None else subjects, readable)
+    others = tuple(one for one in conditions if one is not None)
+    return WantedSubjects(literals, matching_all(others) if others else None)

@@ -46,9 +46,11 @@ class CountingLog:
         self.reads = 0
         self.promise_extra_bytes = 0
 
-    def read(self, offset: int, max_bytes: int, max_records: int | None = None) -> LogSlice | None:
+    def read(
+        self, offset: int, max_bytes: int, max_records: int | None = None, *, masked: bool = False
+    ) -> LogSlice | None:
         self.reads += 1
-        piece = self._log.read(offset, max_bytes, max_records)
+        piece = self._log.read(offset, max_bytes, max_records, masked=masked)
         if piece is None:
             return None
         return CountedSlice(self, piece, piece.length + self.promise_extra_bytes)
@@ -66,6 +68,7 @@ class CountedSlice:
         self.first_offset = piece.first_offset
         self.next_offset = piece.next_offset
         self.record_count = piece.record_count
+        self.erased = piece.erased
         owner.unreleased.add(self)
 
     @property
@@ -75,6 +78,10 @@ class CountedSlice:
     @property
     def body(self) -> bytes | None:
         return self._piece.body
+
+    @property
+    def bodies(self) -> tuple[bytes | bytearray, ...]:
+        return self._piece.bodies
 
     def pread(self) -> bytes:
         return self._piece.pread()

@@ -163,3 +163,21 @@ def test_bytes_of_erased_records_are_removed_when_that_is_worth_it(log: Log) -> 
     assert log.view.erased == ErasedSet.of_ranges([(31, 41)]), "of the active segment"
     assert [segment.record_count for segment in log.segments] == [5, 9, 0, 10]
     assert remove_erased(log, clock.now) == []
+
+
+def test_a_segment_is_rewritten_when_cuts_have_taken_as_long(log: Log) -> None:
+    later, clock = BASE_NS + HOUR_NS, log.environment.clock
+    assert isinstance(clock, FakeClock)
+    clock.now = later
+    log.structure.erase(ErasedSet.of_ranges([(15, 16)]))
+    cut, segment = log.environment.cuts, log.segments[1]
+    while cut.of(segment) < 8 * segment.size_bytes:
+        assert remove_erased(log, later) == []
+        before = cut.of(segment)
+        with log.read(11, 1 << 20) as piece:  # type: ignore[union-attr]  # it has records
+            assert piece.record_count == 9
+        assert cut.of(segment) > before
+        assert not cut.of(log.segments[0])
+    assert remove_erased(log, later) == [11]
+    assert log.view.erased is None
+    assert not cut.of(log.segments[1]), "the new file begins again"

@@ -110,7 +110,7 @@ async def test_a_stream_made_anew_is_read_to_its_own_end(both: Both, broker: Log
 async def test_a_second_error_in_a_row_is_raised(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(*_: Any) -> None:
+    def gone(*_: Any, **__: Any) -> None:
         raise OffsetOutOfRange("gone again", log_start_offset=1, log_end_offset=1)
 
     monkeypatch.setattr(Log, "read", gone)

@@ -72,8 +72,8 @@ async def test_retention_that_passes_an_answer_takes_nothing_from_it(
     log = broker.streams["orders"].real_log
     read = log.read
 
-    def read_late(*question: Any) -> Any:
-        found = read(*question)
+    def read_late(*question: Any, **options: Any) -> Any:
+        found = read(*question, **options)
         log.structure.remove_before(41, 1)
         return found
 

@@ -215,9 +215,9 @@ class CutAfterRead:
         self._stream = stream
         self._first_offset, self._values = first_offset, values
 
-    def read(self, offset: int, max_bytes: int) -> LogSlice | None:
+    def read(self, offset: int, max_bytes: int, *, masked: bool) -> LogSlice | None:
         log = self._stream.real_log
-        piece = log.read(offset, max_bytes)
+        piece = log.read(offset, max_bytes, masked=masked)
         values, self._values = self._values, []
         if values:
             log.truncate_suffix(self._first_offset)

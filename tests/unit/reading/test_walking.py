@@ -62,10 +62,10 @@ def test_few_bytes_at_a_time(log: Any, kept_bytes: int, monkeypatch: pytest.Monk
 def test_damage_is_met_once(log: Any, window_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = log.read
 
-    def read(offset: int, max_bytes: int, *some: Any) -> Any:
+    def read(offset: int, max_bytes: int, *some: Any, **options: Any) -> Any:
         if 36 <= offset < 50:  # two batches
             raise CorruptRange("lost", first_offset=36, next_offset=50)
-        return real(offset, 1 if offset < 36 else max_bytes, *some)
+        return real(offset, 1 if offset < 36 else max_bytes, *some, **options)
 
     monkeypatch.setattr(log, "read", read)
     monkeypatch.setattr(walking, "_WINDOW_BYTES", window_bytes)

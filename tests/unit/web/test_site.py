@@ -174,10 +174,10 @@ async def test_paging_shows_each_record_once(site: Any, broker: Any) -> None:
 async def test_damage_is_told_and_stepped_over(site: Any, orders: Any, monkeypatch: Any) -> None:
     real = orders.log.read
 
-    def read(offset: int, *some: Any) -> Any:
+    def read(offset: int, *some: Any, **options: Any) -> Any:
         if offset <= 3:
             raise CorruptRange("the records [2, 4) are lost", first_offset=2, next_offset=4)
-        return real(offset, *some)
+        return real(offset, *some, **options)
 
     monkeypatch.setattr(orders.log, "read", read)
     async with site() as browser:

@@ -14,6 +14,7 @@ from liftlog.deliveries.columns import NO_INTS, Ints
 from liftlog.deliveries.records import Records
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, OffsetOutOfRange
 from liftlog.log import Log, LogSlice
+from liftlog.log.read.reading import cuts_at
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.columns.batch_columns import decode_columns, encode_columns
 from liftlog.records.decode import RecordBatch, decode_batch, iter_batches
@@ -159,8 +160,10 @@ def _placed(body: bytes) -> Iterator[Placed]:
 
 
 def read_now(log: Log, offset: int, max_bytes: int) -> Piece | None:
-    """Return the batches from `offset` on if they are in the page cache. Returns None if the caller
-    has to use `read`, which also reports problems."""
+    """Return the batches from `offset` on if they are in the page cache and have no erased records.
+    Returns None if the caller has to use `read`, which also reports problems."""
+    if cuts_at(log.view, log.environment, offset):
+        return None
     try:
         found = log.read(offset, max_bytes)
         if found is None:
