@@ -134,6 +134,7 @@ PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records?limit=
          "/ui/streams/orders/records?fields=order,note&limit=25",
          "/ui/streams/hostile/records/3?view=hex", "/ui/streams/orders/records/9999",
          "/ui/create", "/ui/streams/orders/edit", "/ui/streams/orders/publish?subject=orders.eu.x",
+         "/ui/streams/orders/erase?offset=3",
          "/ui/topology", "/ui/topology?subject=orders.eu.new", "/ui/topology?subject=Orders",
          "/ui/health", "/ui/streams/absent", "/ui/nowhere", "/ui/login")  # fmt: skip
 

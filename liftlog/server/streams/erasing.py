@@ -44,6 +44,7 @@ MOST_WAITING = 16
 """Maximum number of requests that wait for an erasure or a selection of one stream."""
 MOST_OF_PARTY = 4
 """Maximum number of requests of one party that wait, of all streams."""
+_MAX_REASON = 256
 _MOST_LISTED_BYTES = 8 * 1024 * 1024
 """If the bitmaps of an erasure are larger, the list of erasures has only its ranges."""
 
@@ -139,7 +140,7 @@ class Erasing:
         check_incarnation(host.name, host.log.incarnation, message.incarnation)
         check_can_erase(host)
         matching = filter_of(message, erasable)
-        _check_times(message)
+        _check_texts(message)
         async with self._places.of(host, by.party):
             end = host.log.high_watermark
             wanted = Wanted(
@@ -380,7 +381,9 @@ def filter_of(message: EraseRecords, erasable: Sequence[str] | None) -> filters.
     )
 
 
-def _check_times(message: EraseRecords) -> None:
+def _check_texts(message: EraseRecords) -> None:
+    if len(message.reason) > _MAX_REASON:
+        raise InvalidArgument(f"the reason is longer than {_MAX_REASON} characters")
     since_ns, until_ns = message.since_ns, message.until_ns
     if since_ns is not None and until_ns is not None and since_ns >= until_ns:
         raise InvalidArgument("the time to begin at is not before the time to end at")

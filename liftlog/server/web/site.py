@@ -29,6 +29,7 @@ from liftlog.server.web.pages.charts import daemon_charts, stream_charts
 from liftlog.server.web.pages.cluster import cluster
 from liftlog.server.web.pages.consumers import begin, consumers, move, moving
 from liftlog.server.web.pages.editing import create, creating, edit, editing
+from liftlog.server.web.pages.erasing import erase, erasing
 from liftlog.server.web.pages.groups import group
 from liftlog.server.web.pages.overview import health, overview
 from liftlog.server.web.pages.publishing import publish, publishing
@@ -88,6 +89,7 @@ PAGES = (
     Page(f"{_STREAM}/records/{{offset}}", "record.html", record, reads=True),
     Page(f"{_STREAM}/edit", "editing.html", editing),
     Page(f"{_STREAM}/publish", "publishing.html", publishing),
+    Page(f"{_STREAM}/erase", "erasing.html", erasing),
     Page(f"{_STREAM}/versions", "versions.html", versions, reads=True),
     Page(f"{_STREAM}/consumers/{{consumer}}", "moving.html", moving),
     Page(f"{_STREAM}/groups/{{group}}", "group.html", group, is_live=True),
@@ -101,6 +103,7 @@ FORMS = (
     Form("/ui/create", "editing.html", create),
     Form(f"{_STREAM}/edit", "editing.html", edit),
     Form(f"{_STREAM}/publish", "publishing.html", publish),
+    Form(f"{_STREAM}/erase", "erasing.html", erase),
 )
 
 

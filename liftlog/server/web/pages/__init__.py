@@ -8,4 +8,5 @@ records, record, versions  records of a stream; one record; all records of a key
 consumers, groups          checkpoints and lag; consumer groups
 workers                    consumers with acks
 publishing                 the form that publishes a message
+erasing                    the form that erases records; the list of erasures
 """

@@ -54,6 +54,7 @@ async def stream(asked: Asked) -> Shown:
         "may_move": asked.may("commit", name),
         "leases": leases,
         **workers,
+        "may_erase": asked.may("erase", name) and not name.startswith("_"),
         "may_administer": asked.may("admin", name) and not name.startswith("_"),
         "replication": replication_of(asked, name),
         "problem": problem,
