@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
 from hypothesis import settings
 
 T = TypeVar("T")
@@ -22,6 +23,15 @@ def rounds(few: int) -> int:
 def chance_of(what: str) -> random.Random:
     """What decides in a campaign: the same each time, unless TORTURE_SEED asks for another one."""
     return random.Random(" ".join([what, os.environ.get("TORTURE_SEED", "")]).rstrip())
+
+
+def seeds(few: int, of: int) -> list[object]:
+    """Parameters for a search that finds the same for each seed: the first few seeds run in `make
+    test`, the others in `make test-long`."""
+    return [
+        number if number < few else pytest.param(number, marks=pytest.mark.long)
+        for number in range(of)
+    ]
 
 
 def modes(first: str, *others: str) -> list[str]:

@@ -66,7 +66,7 @@ def test_a_stop_before_any_operation_loses_no_stream_that_was_answered() -> None
     before = whole.operations
     assert sorted(created(whole)) == NAMES
     assert opened(whole.kill()) == set(NAMES)
-    for stop_at in one_in(2, list(range(before, whole.operations)), "stops"):
+    for stop_at in one_in(4, list(range(before, whole.operations)), "stops"):
         fs = new_disk()
         fs.stop_at = stop_at
         answered = set(created(fs))

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from support.disks.logs import DIRECTORY, create, set_view
 from support.disks.simfs import SimFileSystem
+from support.rounds import seeds
 
 from liftlog.log import Log
 from liftlog.log.active_segment import LogEnd
@@ -59,7 +60,7 @@ def _counted_one_by_one(log: Log) -> int:
     return total
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", seeds(60, of=200))
 def test_it_is_the_sum_over_all_segments(seed: int) -> None:
     rng = random.Random(seed)
     entries, base = [], rng.randint(1, 5)

@@ -12,6 +12,7 @@ import pytest
 from crc32c import crc32c
 from support.clients.raw_pull import RawPull
 from support.daemons.pull_broker import LogBroker, LoggedStream, pull_server
+from support.rounds import seeds
 
 from compaction import CompactionPolicy, plan_compaction
 from liftlog.client.groups.arrived import slots_of
@@ -107,7 +108,7 @@ class Member:
         return moved
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(2, of=8))
 def test_all_members_together_get_the_log_as_it_is(
     broker: LogBroker, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

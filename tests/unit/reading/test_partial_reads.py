@@ -13,6 +13,7 @@ from support.clients.raw_pull import RawPull
 from support.daemons.pull_broker import LogBroker, pull_server
 from support.disks.logs import BASE_NS, flip
 from support.disks.simfs import SimFileSystem
+from support.rounds import seeds
 from support.worlds.rewriting import Row, add, compact_fully, keyed, row, sketch_segments
 
 from liftlog.errors import CorruptRange
@@ -134,7 +135,7 @@ def read_all(log: Log, selection: Selection, start: int | None = None) -> Outcom
             return outcome
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, of=4))
 def test_what_is_read_in_part_is_what_reading_all_gives(seed: int, counted: Counted) -> None:
     (_, plain), (fs, sketched) = history(seed), history(seed)
     sketch_segments(sketched, fs)
@@ -152,7 +153,7 @@ def test_what_is_read_in_part_is_what_reading_all_gives(seed: int, counted: Coun
             assert [one for one in found.records if one.offset >= start] == rest
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, of=4))
 def test_rot_is_found_as_who_reads_all_finds_it(seed: int) -> None:
     """In a head, in a wanted value, in one that nobody wants, and in each part of the sketch."""
     rng = random.Random(seed)
@@ -330,7 +331,7 @@ def test_a_damaged_sketch_is_read_once_until_another_is_there(
     assert counted.pieces
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, of=4))
 def test_offsets_alone_take_no_step_for_each_batch(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,7 +433,7 @@ def read_optionally(log: Log, selection: Selection) -> tuple[list[Record], int]:
     return found, made
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, of=6))
 def test_few_records_are_found_as_by_reading_all(seed: int) -> None:
     make = alike_history if seed < 4 else history
     (_, plain), (fs, log) = make(seed), make(seed)
@@ -454,7 +455,7 @@ def test_few_records_are_found_as_by_reading_all(seed: int) -> None:
     assert total > 5 or seed >= 4
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3, of=8))
 def test_of_what_is_damaged_nothing_is_left_out(seed: int) -> None:
     """Bytes that are used and fail their check are left to whoever gets all of them."""
     rng = random.Random(seed)
