@@ -63,9 +63,11 @@ class SubjectSequences:
         known_from: int,
         log_start_offset: Callable[[], int],
         tombstones_delete: bool = False,
+        hides: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Make an empty table. The caller adds every record from offset `known_from` on; a scan
-        adds older records.
+        adds older records. `hides` returns True for the offset of an erased record: until `erased`
+        or a scan has found the record before it, the last offset of its subject is unknown.
 
         With `tombstones_delete` a tombstone deletes the records of its subject.
         """
@@ -77,6 +79,7 @@ class SubjectSequences:
         self.known_from = known_from
         self.marks = Marks()
         self._log_start_offset = log_start_offset
+        self._hides = hides
         # A subject that is not in the table has no record at or above this offset.
         self._unknown_below = known_from
         self.needs_scan = not self.is_complete
@@ -114,10 +117,14 @@ class SubjectSequences:
         """Return the offset of the newest existing record of the subject, or 0 if there is no such
         record. Returns None if the offset is unknown."""
         mark = self.marks.of(subject)
-        offset = self._pending.get(mark) or self._last_left(mark)
+        return self._existing(self._pending.get(mark) or self._last_left(mark))
+
+    def _existing(self, offset: int | None) -> int | None:
         start = self._start
         if offset is not None:
-            return offset if offset >= start else 0
+            if offset < start:
+                return 0
+            return None if self._hides(offset) else offset
         return 0 if self._unknown_below <= start else None
 
     def count(self) -> int | None:
@@ -126,10 +133,12 @@ class SubjectSequences:
         if not self.is_complete:
             return None
         table, start = self._committed, self._start
-        while table and abs(next(iter(table.values()))) < start:
-            removed = self._remove(next(iter(table)))
-            # The subject may exist again if a later call expires less.
-            self._unknown_below = max(self._unknown_below, removed + 1)
+        # Not one by one: the first item of a dict takes longer to find with each removal.
+        old = list(takewhile(lambda item: abs(item[1]) < start, table.items()))
+        for mark, _ in old:
+            self._remove(mark)
+        if old:  # the subjects may exist again if a later call expires less
+            self._unknown_below = max(self._unknown_below, abs(old[-1][1]) + 1)
         expired = sum(left < start for _, left in self._older.values())
         return len(table) - self._deleted - expired
 
@@ -146,11 +155,13 @@ class SubjectSequences:
 
     def last_committed(self, subject: bytes) -> int | None:
         """Return the same as `last_offset`, but ignore pending records."""
-        offset = self._last_left(self.marks.of(subject))
-        start = self._start
-        if offset is not None:
-            return offset if offset >= start else 0
-        return 0 if self._unknown_below <= start else None
+        return self._existing(self._last_left(self.marks.of(subject)))
+
+    def erased_last(self, subject: bytes) -> int:
+        """Return the offset of the last committed record of the subject if it was erased, and the
+        record before it is unknown; otherwise 0."""
+        offset = self._last_left(self.marks.of(subject)) or 0
+        return offset if offset > 0 and self._hides(offset) else 0
 
     def resize(self, max_subjects: int) -> None:
         """Apply another size limit from now on. If the limit grows, a scan must find the subjects

@@ -20,7 +20,7 @@ STEPS = st.lists(
         st.tuples(st.just("delete"), st.sampled_from(SUBJECTS)),
         st.tuples(st.just("fail_at"), st.integers(0, 3)),
         st.tuples(st.just("erase"), st.integers(0, 60)),
-        st.tuples(st.just("erase_last"), st.sampled_from(SUBJECTS)),
+        st.tuples(st.just("erase_last"), st.sampled_from(SUBJECTS), st.booleans()),
         st.sampled_from(["begin scan", "end scan"]),
         st.tuples(st.just("scan"), st.sets(st.integers(1, 60)), st.integers(0, 3)),
     ),
@@ -43,7 +43,10 @@ class World:
             known_from=known_from,
             log_start_offset=lambda: self.log_start,
             tombstones_delete=True,
+            hides=lambda offset: offset in self.erased,
         )
+        self.erased: set[int] = set()
+        self.unnoticed = False
         self.tombstones: set[int] = set()
         self.running: SubjectScan | None = None
         self.has_erased = False
@@ -110,19 +113,23 @@ class World:
         self.table.lost_from(lost_from, self.next_offset)
         self.scanned, self.running = False, None
 
-    def erase(self, at: int) -> None:
+    def erase(self, at: int, *, notices: bool = True) -> None:
         if at >= len(self.committed) or self.committed[at][0] in self.tombstones:
             return
         offset, subject = self.committed.pop(at)
         left = max((other for other, name in self.committed if name == subject), default=0)
         left = 0 if left in self.tombstones else left
-        assert self.table.erased(subject, offset, left)
+        self.erased.add(offset)
         self.has_erased = True
+        if notices:
+            assert self.table.erased(subject, offset, left)
+        else:
+            self.scanned, self.running, self.unnoticed = False, None, True
 
-    def erase_last(self, subject: bytes) -> None:
+    def erase_last(self, subject: bytes, notices: bool) -> None:
         places = [at for at, (_, name) in enumerate(self.committed) if name == subject]
         if places:
-            self.erase(places[-1])
+            self.erase(places[-1], notices=notices)
 
     def begin_scan(self) -> None:
         """A scan reads the log. Records that are erased from here on are in it."""
@@ -134,7 +141,9 @@ class World:
     def end_scan(self) -> None:
         scan, self.running = self.running, None
         if scan is not None:
-            self.scanned |= self.table.adopt(scan)
+            adopted = self.table.adopt(scan)
+            self.scanned |= adopted
+            self.unnoticed &= not adopted
 
     def scan(self, removed: set[int], behind: int) -> None:
         """Compaction removes some records and a scan walks over the others; or nothing is removed,
@@ -148,7 +157,7 @@ class World:
             if offset < scan.end:
                 scan.add([subject], [-offset if offset in self.tombstones else offset])
         if self.table.adopt(scan):
-            self.scanned = True
+            self.scanned, self.unnoticed = True, False
         else:
             assert behind
 
@@ -163,7 +172,7 @@ class World:
             assert said in (None, last), (subject, said, last)
             if self.scanned and self.table.max_subjects >= len(SUBJECTS):
                 assert said == last
-            if said is None:
+            if said is None and not self.unnoticed:
                 assert not self.table.is_complete
         assert len(self.table) <= self.table.max_subjects
         # What was written last is known.
@@ -172,7 +181,7 @@ class World:
                 is_gone = offset in self.tombstones or offset < self.table.expired_below
                 assert self.table.last_offset(subject) == (0 if is_gone else offset)
         assert live <= set(SUBJECTS)
-        if (count := self.table.count()) is not None:
+        if (count := self.table.count()) is not None and not self.unnoticed:
             newest = {name: offset for offset, name in sorted(self.committed)}
             gone = self.tombstones
             start = self.table.expired_below

@@ -40,6 +40,8 @@ about a second."""
 _LOOK_AGAIN_SECONDS = 0.5
 _PAUSE_SECONDS = 0.001
 """Pause between two reads of a scan, so that commits get the interpreter."""
+_LATER = 10.0
+"""Pause before a scan that is not urgent, as a multiple of the time of the scan before."""
 _SNAPSHOT_NAME = "subjects"
 _SNAPSHOT_MAX_SUBJECTS = 200_000  # a larger snapshot would cost about as much as a scan
 
@@ -55,6 +57,7 @@ def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSeq
         known_from=known_from,
         log_start_offset=lambda: log.log_start_offset,
         tombstones_delete=own is not None and own.max_msgs_per_subject is not None,
+        hides=lambda offset: log.view.hides(offset),
     )
 
 
@@ -175,6 +178,8 @@ class SubjectUpkeep:
         self._wanted = False
         self._is_current = True
         self._erasures = 0
+        self._urgent = asyncio.Event()
+        self._next_scan = 0.0
         self._damage_seen = log.view.manifest.quarantined
         self._task: asyncio.Task[None] | None = None
         self._closed = threading.Event()
@@ -224,16 +229,30 @@ class SubjectUpkeep:
         """Note that the record at `offset` was erased; see `SubjectSequences.erased`."""
         table = self._sequencer.subjects
         if table is not None and not table.erased(subject, offset, left):
-            self.request()
+            self.request_later()
 
     def request(self) -> None:
         """Request a scan of the remaining records, because records were removed. Does nothing
         without a table."""
         if self._sequencer.subjects is None or self._closed.is_set():
             return
+        self._urgent.set()
+        self.request_later()
+
+    def request_later(self) -> None:
+        """Like `request`, for requests that may come all the time: scans take only a share of the
+        time. Until the scan, the last offsets of subjects whose last record was erased are
+        unknown."""
+        if self._sequencer.subjects is None or self._closed.is_set():
+            return
         self._wanted, self._is_current = True, False
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def is_scanning(self) -> bool:
+        """True while a scan is running or requested."""
+        return self._task is not None
 
     async def settled(self, seconds: float) -> None:
         """Wait for the end of the scans that are requested, for at most this time."""
@@ -243,12 +262,25 @@ class SubjectUpkeep:
     async def _run(self) -> None:
         try:
             while self._wanted and not self._closed.is_set():
+                await self._pause()
                 self._wanted = False
+                self._urgent.clear()
+                began = time.monotonic()
                 await self._scan()
+                ended = time.monotonic()
+                self._next_scan = ended + _LATER * (ended - began)
         except Exception:  # a supervisor: conditional messages are refused, the stream continues
             logger.exception("subjects-scan-failed stream=%s", self._log.name)
         finally:
             self._task = None
+
+    async def _pause(self) -> None:
+        """Wait until the next scan may begin, or must begin."""
+        while not self._closed.is_set() and time.monotonic() < self._next_scan:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
+                    await self._urgent.wait()
+                    return
 
     async def _scan(self) -> None:
         log = self._log

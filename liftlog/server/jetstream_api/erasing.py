@@ -31,6 +31,8 @@ from liftlog.server.streams.erasing import Eraser
 _REASON = "STREAM.MSG.DELETE"
 _SEARCH_SECONDS = 4.0
 """Time limit of a search, in seconds. It is lower than the usual timeout of clients, 5 s."""
+_SETTLE_SECONDS = 0.5
+"""Time limit of the search for the messages before those that were deleted, in seconds."""
 
 
 class Deletion(NamedTuple):
@@ -129,7 +131,11 @@ async def _erase(
                     seen.add(one.offset)
                     results.append(is_done)
                     if is_done:
-                        await _settle(request, host, lookup, one)
+                        await request.parts.buckets.erased(host, one.subject, one.offsets)
+                    if is_done and not one.subject:
+                        host.subjects.request_later()
+                named = [one.subject.decode() for one in deletions if one.subject]
+                await note_erased(host, lookup, named)
     except LiftlogError as error:
         return [error] * len(deletions)
     wake_consumers(request)
@@ -200,23 +206,21 @@ def wake_consumers(request: Request) -> None:
         worked.wake()
 
 
-async def _settle(request: Request, host: StreamHost, lookup: Lookup, one: Deletion) -> None:
-    await request.parts.buckets.erased(host, one.subject, one.offsets)
-    if one.subject:
-        await note_erased(host, lookup, one.subject.decode())
-    else:
-        host.subjects.request()
-
-
-async def note_erased(host: StreamHost, lookup: Lookup, subject: str) -> None:
-    """Find the last message of a subject again if it was erased."""
-    table, raw = host.sequencer.subjects, subject.encode()
-    last = None if table is None else table.last_committed(raw)
-    if not last or not host.log.view.hides(last):
+async def note_erased(host: StreamHost, lookup: Lookup, subjects: Sequence[str]) -> None:
+    """Find the last messages of some subjects again if they were erased. If that takes long, a scan
+    finds them, and they are unknown until then."""
+    table = host.sequencer.subjects
+    if table is None:
+        return
+    if host.subjects.is_scanning:  # a search may have taken long just now
+        host.subjects.request_later()
         return
     try:
-        left = await lookup.last_left(subject, last)
-    except LimitExceeded:
-        host.subjects.request()
-    else:
-        host.subjects.erased(raw, last, left)
+        async with asyncio.timeout(_SETTLE_SECONDS):
+            for subject in subjects:
+                raw = subject.encode()
+                if last := table.erased_last(raw):
+                    left = await lookup.last_left(subject, last)
+                    host.subjects.erased(raw, last, left)
+    except (LimitExceeded, TimeoutError):
+        host.subjects.request_later()

@@ -155,7 +155,7 @@ async def _erase_subjects(
                 )
                 is_found()
                 if is_one:
-                    await note_erased(host, lookup, pattern)
+                    await note_erased(host, lookup, [pattern])
     except Conflict as error:
         raise _not_purged(str(error)) from None
     await host.subjects.settled(_SETTLE_SECONDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from liftlog.sequencing.subject_sequences import Notes, SubjectSequences
 
 
@@ -37,3 +39,19 @@ def test_no_scan_for_what_is_still_noted() -> None:
     assert not table.expire(2)
     assert not table.expire(0)
     assert table.last_offset(b"a") == 1
+
+
+def test_many_subjects_are_forgotten_at_once() -> None:
+    """In proportion to their number: the event loop waits for it."""
+    count, log_start = 30_000, 1
+    table = SubjectSequences(count, known_from=1, log_start_offset=lambda: log_start)
+    notes = Notes(table)
+    table.note_run(notes, [b"s.%d" % number for number in range(count)], 1)
+    table.committed(notes)
+    assert table.count() == count
+    log_start = count - 1
+    began = time.process_time()
+    assert table.count() == 2
+    assert time.process_time() - began < 0.5
+    assert table.last_offset(b"s.0") == 0
+    assert table.last_offset(b"s.%d" % (count - 1)) == count
