@@ -101,7 +101,8 @@ tidy: setup ## Figures of the source: sizes, circles, docstrings (ARGS=circles l
 
 storage-faults: setup ## Every error of every call on the files of a log and the small ones beside it, and the file of every neighbour (SEED=n; half an hour and more)
 	TORTURE_ROUNDS=1 TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=3600 \
-	  tests/unit/log/test_file_errors.py tests/unit/log/test_neighbours.py tests/unit/server/test_small_file_errors.py $(ARGS)
+	  tests/unit/log/test_file_errors.py tests/unit/log/test_neighbours.py \
+	  tests/unit/log/test_erased_file_errors.py tests/unit/server/test_small_file_errors.py $(ARGS)
 
 request-flood: setup ## Every request of every door, 64 at once on each of 16 connections: what others pay (ROUNDS=n KINDS=regex ARGS="-k jetstream")
 	FLOOD_ROUNDS=$(or $(ROUNDS),1) FLOOD_KINDS='$(KINDS)' $(BIN)/python -m pytest -o timeout=0 -s tests/integration/test_request_flood.py $(ARGS)
