@@ -231,8 +231,8 @@ class IndexCache:
 
 
 class CutBytes:
-    """The number of bytes of each segment from which reads have cut erased records, since the
-    segment's file was first read. Thread-safe."""
+    """Counts, for each segment file, the bytes of the batches from which reads have cut erased
+    records. Thread-safe."""
 
     _MOST = 4096
 
@@ -247,8 +247,8 @@ class CutBytes:
                 self._bytes.popitem(last=False)
 
     def of(self, segment: Segment) -> int:
-        """Return the number of bytes of a sealed segment. Each rewrite gives a new file, and so
-        begins again with 0."""
+        """Return the number of bytes for a sealed segment. A rewrite creates a new file, whose
+        count begins at 0."""
         return self._bytes.get(segment.path, 0)
 
 

@@ -144,7 +144,7 @@ class ErasedSet:
         return sum([_size_of(bits) for bits in self.chunks.values()])
 
     def offset_at(self, rank: int) -> int:
-        """Return the offset of this rank: 0 for the lowest one. Raises IndexError."""
+        """Return the offset with this rank; the lowest offset has rank 0. Raises IndexError."""
         for number in self._numbers:
             bits = self.chunks[number]
             if rank < len(bits):

@@ -164,13 +164,15 @@ def _offsets_at(file: File, position: int, length: int) -> ErasedSet:
 
 
 def erase(state: LogState, wanted: ErasedSet, chosen: Chosen | None = None) -> Selection:
-    """Hide the committed records among the offsets `wanted`; durable on return, and no read that
-    begins afterwards shows them. `chosen` may be an earlier selection of these offsets.
+    """Hide the committed records at the offsets `wanted`. On return the erasure is durable, and no
+    read that begins afterwards shows the records. `chosen` may be an earlier selection of these
+    offsets.
 
-    Returns what it has erased. Records that cannot be read are not erased. Raises LimitExceeded if
-    the offsets are too many and too scattered, StorageError, DiskFull, UnsupportedFormat; after an
-    error the view is unchanged, and after a stop all of them are erased or none. A set of more than
-    `MOST_BYTES` is erased in several steps; after an error or a stop, the first ones may be done.
+    Returns the erased records. Records that cannot be read are not erased. Raises LimitExceeded if
+    the offsets are too many and too scattered, StorageError, DiskFull, UnsupportedFormat. After an
+    error the view is unchanged. If the daemon stops during the call, either all records are erased
+    or none. A set of more than `MOST_BYTES` is erased in several steps; after an error or a stop,
+    the first steps may be done.
     """
     if chosen is None:
         chosen = choose(state, wanted)

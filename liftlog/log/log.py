@@ -263,9 +263,9 @@ class Log:
 
         Returns None if `offset` lies between HW and the log end, because no committed record is
         there yet. If `offset` lies in a hole, the slice begins after the hole. The caller must
-        release the slice. With `masked`, it must also leave out the records in `erased` of the
-        slice; otherwise they are not in the slice. Raises OffsetOutOfRange, CorruptRange,
-        StorageError.
+        release the slice. With `masked`, the slice still contains erased records, and the caller
+        must leave out those in `erased` of the slice. Without it, the slice does not contain them.
+        Raises OffsetOutOfRange, CorruptRange, StorageError.
         """
         return reading.read_from(
             self._state, offset, max_bytes, max_records, self.quarantine_damage, masked=masked

@@ -135,9 +135,9 @@ class ReadView(NamedTuple):
         return total
 
     def count_between(self, first_offset: int, next_offset: int) -> int | None:
-        """Return the number of readable records of [first_offset, next_offset), which is not above
-        the high watermark. Returns None if offsets are missing for another reason than an erasure,
-        so that only a read can count the records."""
+        """Return the number of readable records in [first_offset, next_offset). The range must not
+        extend above the high watermark. Returns None if offsets are missing for another reason than
+        an erasure, so that only a read can count the records."""
         start, end = self.manifest.log_start_offset, self.committed.offset
         hidden = 0 if self.erased is None else self.erased.count_in(start, end)
         if self.record_count + hidden != end - start or (hidden and self.manifest.quarantined):

@@ -81,7 +81,7 @@ class TruncateStream(Message):
 
 
 class EraseRecords(Message):
-    """Hides records from all readers: those in some ranges of offsets that match a filter.
+    """Hides the records that are in some ranges of offsets and match a filter. No reader gets them.
 
     `borders` are the first offset and the end of each range; without ranges, all offsets count. The
     filters are those of `fetch`; a record must match all that are given. `since_ns` and `until_ns`
@@ -129,8 +129,8 @@ class ListErasures(Message):
 
 
 class ProveErasure(Message):
-    """Asks the daemon to search the files of a stream for records that were erased by one erasure;
-    without an id, by any. The search reads much of the stream."""
+    """Asks the daemon to search the files of a stream for the records of one erasure. Without an
+    id, the daemon searches for the records of all erasures. The search reads much of the stream."""
 
     KIND: ClassVar[str] = "prove"
     REPEATABLE: ClassVar[bool] = True
@@ -264,9 +264,9 @@ class Erased(Message):
 
     These records lie in `range_count` ranges without other records in between, from `first_offset`
     to `last_offset`; both are None if there is no record. Only records below `end_offset`, the high
-    watermark at the start of the search, were looked at. `subjects` are some of their subjects, if
-    the caller may read them. `unreadable` are the borders of ranges whose records cannot be read:
-    these are not erased.
+    watermark at the start of the search, were examined. `subjects` are some of their subjects, if
+    the caller may read them. `unreadable` are the borders of ranges whose records cannot be read;
+    these records are not erased.
     """
 
     KIND: ClassVar[str] = "erased"
@@ -286,8 +286,8 @@ class Erased(Message):
 
 
 class ErasuresAnswer(Message):
-    """Answer to erasures: the newest ones, at most 1000, the newest first. `total` is the number of
-    erasures in the list."""
+    """Answer to erasures: at most the newest 1000 erasures, the newest first. `total` is the number
+    of erasures in the list."""
 
     KIND: ClassVar[str] = "erasurelist"
     erasures: list[dict[str, Any]] = key("d", array_of(MAP, MAX_ERASURES))
@@ -326,9 +326,10 @@ class DaemonAnswer(Message):
 
 
 class ErasureProof(NamedTuple):
-    """The result of a search for erased records in the files of a stream. `records` erased records
-    were searched for; `found` of them are still in one of the `file_count` files, which have
-    `size_bytes` together. `files` are the files with a finding."""
+    """The result of a search for erased records in the files of a stream. `records` is the number
+    of erased records that the search was for, and `found` the number of those that are still in a
+    file. The search covered `file_count` files with `size_bytes` together. `files` are the files
+    with a finding."""
 
     records: int
     found: int

@@ -135,11 +135,12 @@ class ErasureInfo(Described):
 
     - `ranges`: the requested ranges of offsets, each [first, next); at most 64 of them.
     - `selector`: a hash of the filter; empty without one.
-    - `count`: number of records that were hidden, from `first_offset` to `last_offset`; these are
-      -1 if the list does not have them.
+    - `count`: number of records that were hidden, from `first_offset` to `last_offset`; both
+      offsets are -1 if the list does not have them.
     - `left`: number of these records whose bytes are still in segments of the stream, with about
       `left_bytes` bytes.
-    - `now`: True if their removal was requested at once; `is_removing` while it has not ended.
+    - `now`: True if the removal of their bytes was requested at once. `is_removing` is True until
+      this removal ends.
     - `reasons`: sentences about the bytes that are left.
     - `problem`: the reason why the last attempt to remove them failed; empty without a failure.
     """
@@ -166,9 +167,9 @@ class ErasureInfo(Described):
 class ProvenFile(Described):
     """A file with a finding of a search for erased records.
 
-    `found` is the number of these records in the file, the first one at `first_offset`.
-    `is_listed` is True if the manifest lists the file. `problem` says what could not be examined,
-    or what else the file may hold.
+    `found` is the number of these records in the file, the first one at `first_offset`. `is_listed`
+    is True if the manifest lists the file. `problem` describes the part that could not be examined,
+    or other content that the file may hold.
     """
 
     file: str = ""

@@ -241,8 +241,8 @@ def equal_length(ends: memoryview[int]) -> int:
 
 @lru_cache(maxsize=32)
 def _multiples(length: int, bits: int) -> bytes:
-    """Return, as i32, the multiples of `length` from 0 on, for up to 2^bits items: the ends of
-    items of this length."""
+    """Return the ends of up to 2^bits items of this length: the multiples of `length` from 0 on, as
+    i32."""
     return array("i", range(0, (length << bits) + 1, length)).tobytes()
 
 

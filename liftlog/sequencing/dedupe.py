@@ -193,13 +193,14 @@ class DedupeWindow:
         return self._marks.key
 
     def hash_of(self, message_id: bytes) -> bytes:
-        """Return the hash of an id, also of a short one. It takes the place of the id where the id
-        itself must not be stored any more."""
+        """Return the hash of an id, even if the id is short. Where the id itself must not be stored
+        any more, the hash is stored instead."""
         return self._marks.of(message_id)
 
     def recall(self, key: bytes, hashes: Iterable[bytes], until_ns: int) -> None:
-        """Recognise ids by these hashes, made with `key`, if `add_stored` or a snapshot adds them;
-        the newest of them has the timestamp `until_ns`. Only for an empty window."""
+        """Use these hashes as the marks of their ids, if `add_stored` or a snapshot adds them. The
+        hashes were made with `key`, and the newest has the timestamp `until_ns`. The window must be
+        empty."""
         self._marks = Marks(key)
         self._kept, self._kept_until_ns = frozenset(hashes), until_ns
 
@@ -236,8 +237,8 @@ class DedupeWindow:
     def snapshot(self, hashes: Mapping[int, bytes] | None = None) -> dict[str, Any]:
         """Return the whole state as JSON values: `key` is the key of the hash, `remembered`
         contains an entry [timestamp_ns, mark, offset] for each id. Key and marks are in hexadecimal
-        digits. `hashes`, by the offset of the message, take the place of ids that must not be
-        stored any more."""
+        digits. `hashes` maps offsets of messages to hashes; these are stored instead of ids that
+        must not be stored any more."""
         stamps = chain.from_iterable(repeat(stamp, count) for stamp, count in self._stamps)
         offsets = self._offsets
         pairs = zip(stamps, self._order, strict=True)

@@ -5,8 +5,8 @@ or 0 if the subject has no record. The table is in memory, has a limited size, a
 scan of the log.
 
 After a tombstone that deletes its subject, the subject has no record. The tables then store a
-negative number: minus the offset of the tombstone. The same number, with the offset of the last
-record, stands for a subject of which all records were erased.
+negative number: minus the offset of the tombstone. If all records of a subject were erased, the
+tables store minus the offset of its last record.
 """
 
 from __future__ import annotations

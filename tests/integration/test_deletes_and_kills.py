@@ -1,5 +1,5 @@
-"""Deletions over NATS by a daemon that is killed: what was answered stays deleted, and nothing else
-is. Who may delete."""
+"""Deletions over NATS by a daemon that is killed: exactly the messages of the answered requests
+stay deleted. Also tests the permissions for deletions."""
 
 from __future__ import annotations
 

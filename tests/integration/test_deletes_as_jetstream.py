@@ -208,7 +208,7 @@ def test_a_sealed_stream(sides: Sides) -> None:
 
 
 def test_conditions_know_the_last_message_that_is_left(sides: Sides) -> None:
-    """At once: the answer to the deletion comes after it."""
+    """No wait is needed: the daemon answers the deletion after it has updated the conditions."""
     create(sides)
     store(sides, *("s.a", "s.b") * 3)
 

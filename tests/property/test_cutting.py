@@ -1,7 +1,7 @@
-"""Records cut out of the bytes of a batch: the result is what encoding the other records gives.
+"""Records cut out of the bytes of a batch: the result equals an encoding of the other records.
 
-The judge is the path by columns, `encode_others`: its bytes are compared one by one. A second judge
-are the lists of rows that the batch was made from.
+The tests compare the result, byte by byte, with that of `encode_others`, which works on columns.
+They also compare the decoded records with the rows that the batch was made from.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def test_many_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("where", ["offsets", "ends", "ids"])
 def test_columns_that_contradict_each_other(where: str) -> None:
-    """With right checksums: a writer with a defect, or an attacker. Nothing is cut then."""
+    """The checksums are correct, as from a defective writer or an attacker. Nothing is cut."""
     rows = [Row(b"s%d" % (n % 3), b"v" * (n % 5), b"k", b"", 2, 0) for n in range(30)]
     batch = batch_of(rows, {"keyed": False, "headed": False, "holes": True, "after": 0,
                             "codec": "none"})  # fmt: skip

@@ -138,17 +138,23 @@ def erase_commands() -> None:
     help="Only records with this header. Can be repeated: records with all of the headers.",
 )
 @click.option(
-    "--since", callback=time_of, metavar="TIME", help=f"Only records from then on: {TIME_HELP}."
+    "--since",
+    callback=time_of,
+    metavar="TIME",
+    help=f"Only records from this time on: {TIME_HELP}.",
 )
 @click.option(
-    "--until", callback=time_of, metavar="TIME", help="Only records before then, as for --since."
+    "--until",
+    callback=time_of,
+    metavar="TIME",
+    help="Only records before this time, as for --since.",
 )
 @click.option(
     "--now",
     is_flag=True,
     help="Remove the bytes from the files at once, and wait until they are gone.",
 )
-@click.option("--reason", "-r", default="", help="Why; stored in the stream's list of erasures.")
+@click.option("--reason", "-r", default="", help="The reason, for the stream's list of erasures.")
 @click.option("--dry-run", is_flag=True, help="Only count the records, and show where they are.")
 @click.option("--yes", "-y", "--force", "-f", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
@@ -169,11 +175,11 @@ def erase(
     """Erase records of STREAM, permanently.
 
     A record is erased if all given options match it. Records that arrive after the command has
-    begun are not erased. When the command ends, no reader gets one of the records any more, also
-    after a restart. Their bytes stay in the files of the daemon until it rewrites them; with --now
-    it does so at once, and the command waits. After Ctrl-C the daemon continues. Backups and
-    exports that were made before still contain the records. Streams of a cluster cannot erase
-    records yet.
+    begun are not erased. When the command ends, no reader gets one of the records any more. This
+    also holds after a restart of the daemon. The bytes of the records stay in the files of the
+    daemon until it rewrites these files. With --now it rewrites them at once, and the command waits
+    for this; after Ctrl-C the daemon continues. Backups and exports from before the erasure still
+    contain the records. Streams of a cluster cannot erase records yet.
 
     \b
     Examples:
@@ -202,7 +208,7 @@ def erase(
             if not assume_yes and not confirmed(f"Erase {what}?"):
                 note("Nothing was erased.")
                 return ExitCode.FAILED
-            # Exactly the records of the preview: later ones lie above its end.
+            # Only the records of the preview: records that arrived later lie above `end_offset`.
             first = wanted._replace(ranges=_below(wanted.ranges, erased.end_offset))
             erased = _ask(client, first, found, reason=reason, now=now)
             if style == "table":
@@ -240,7 +246,8 @@ def _ask(
 
 
 def _below(ranges: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    """Return the ranges without offsets from `end` on; all offsets below it if there are none."""
+    """Cut the ranges off at `end`. If there are no ranges, return one range of all offsets below
+    `end`."""
     return [(low, min(high, end)) for low, high in ranges or [(0, end)] if low < end]
 
 

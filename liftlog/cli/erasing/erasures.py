@@ -1,4 +1,4 @@
-"""`liftlog erase ls`, `show` and `prove`: the list of erasures, and what is left of them."""
+"""`liftlog erase ls`, `show` and `prove`: lists erasures and the bytes that are left."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def show(stream: str, erasure_id: str) -> None:
 @server_options
 @debug_option
 def prove(stream: str, erasure_id: str) -> ExitCode:
-    """Search all files of STREAM for erased records: of the erasure ID, or of all erasures.
+    """Search all files of STREAM for the records of the erasure ID, or of all erasures.
 
     The daemon parses every file in the directory of the stream, and the copies that repairs have
     kept, whether its manifest lists them or not. The command names each file that still has one of
@@ -173,7 +173,8 @@ def prove(stream: str, erasure_id: str) -> ExitCode:
 
 def wait_until_removed(client: SyncClient, stream: str, erasure_id: str) -> int:
     """Wait until the bytes of an erasure are gone, or until the daemon has removed what it can.
-    Returns the number of records that are left, and says why. Ctrl-C ends the wait only."""
+    Prints why some bytes are left, and returns the number of their records. Ctrl-C ends the wait
+    only."""
     pause = _FIRST_LOOK_SECONDS
     try:
         with count_progress("removing") as tell:

@@ -48,7 +48,7 @@ class RecordLines:
 
     With `wide`, subjects, keys and headers are printed in full. Otherwise a narrow terminal gets
     shortened columns, and the columns that would leave too little space for the value are left out.
-    The text in a value that `found` matches is emphasised.
+    In values, the text that matches `found` is emphasised.
     """
 
     def __init__(

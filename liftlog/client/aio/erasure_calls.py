@@ -36,20 +36,20 @@ class ErasureCalls(ConsumerCalls):
         now: bool = False,
         incarnation: str | None = None,
     ) -> Erased:
-        """Erase records: those in some ranges of offsets, each [first, next), that match `filter`
-        and whose timestamps are at or after `since` and before `until`. Without `ranges`, all
-        offsets count. At least one of the arguments must be given.
+        """Erase the records in some ranges of offsets, each [first, next), that match `filter` and
+        have timestamps at or after `since` and before `until`. Without `ranges`, all offsets count.
+        At least one of the arguments must be given.
 
         The erasure is durable on return. No read that begins afterwards shows one of the records.
         The bytes of the records stay in the files of the daemon until it rewrites their segments.
-        `count` in the result is the number of erased records, and `unreadable_ranges` are parts
-        whose records are damaged, so that they could not be erased. With `dry_run`, nothing is
-        erased. To erase exactly what a dry run has counted, pass (0, `end_offset` of its result) as
-        the range. `reason` is stored in the daemon's list of erasures. With `now`, the daemon
-        begins to remove the bytes at once; `list_erasures` shows how many are left.
+        `count` in the result is the number of erased records, and `unreadable_ranges` are ranges of
+        damaged records, which could not be erased. With `dry_run`, nothing is erased. To erase
+        exactly the records that a dry run has counted, pass (0, `end_offset` of its result) as the
+        range. `reason` is stored in the daemon's list of erasures. With `now`, the daemon begins to
+        remove the bytes at once; `list_erasures` shows how many are left.
 
-        A search of a large stream can take longer than `request_timeout`. The erasure is then
-        carried out although the call raises RequestTimeout.
+        A search of a large stream can take longer than `request_timeout`. In this case the call
+        raises RequestTimeout, but the daemon still carries out the erasure.
 
         Raises StreamNotFound, Conflict for a stream of a cluster or with a number of messages per
         subject, StaleIncarnation if `incarnation` is not the stream's incarnation, LimitExceeded,
@@ -76,12 +76,12 @@ class ErasureCalls(ConsumerCalls):
         return (await self._call(request, ErasuresAnswer)).infos
 
     async def prove_erasure(self, stream: str, erasure_id: str = "") -> ErasureProof:
-        """Let the daemon search all files of a stream for the records of one erasure; without an
-        id, for those of all.
+        """Let the daemon search all files of a stream for the records of one erasure. Without an
+        id, it searches for the records of all erasures.
 
         The search reads the headers of all batches, and can take longer than `request_timeout` for
-        a large stream. It does not concern free blocks of the disk, the page cache, snapshots of
-        the file system, backups, exports, and consumers. Raises StreamNotFound, InvalidArgument,
+        a large stream. It does not cover free blocks of the disk, the page cache, snapshots of the
+        file system, backups, exports, and consumers. Raises StreamNotFound, InvalidArgument,
         LimitExceeded, UnknownRequest.
         """
         return (await self._call(ProveErasure(stream, erasure_id), ProofAnswer)).proof

@@ -25,8 +25,8 @@ of the slot."""
 
 class Lane:
     """A read of the stream for some slots. `slots` maps each slot to the offset of its first record
-    to return. All records below `done` are processed. The caller may currently process records of
-    the slots `in_hand`, at offsets from `done` to `end`.
+    to return. All records below `done` are processed. The caller has received the records of the
+    slots `in_hand` at offsets from `done` to `end`, and may still be processing them.
     """
 
     def __init__(self, slots: dict[int, int]) -> None:

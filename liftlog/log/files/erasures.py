@@ -4,10 +4,10 @@ The file `erasures` has one line for each erasure:
 
     crc32c=<8 lower-case hex digits> <a JSON object in UTF-8>\\n
 
-An entry is durable before its records are hidden, so an erasure that a stop has interrupted can be
-in the list. When the records are hidden, a line `{"done": <id>}` follows, which is not synced. A
-line whose checksum is wrong (a torn write, or bit rot) does not count. When the file becomes too
-large, it is written again, without the offsets of the oldest entries.
+An entry is durable before its records are hidden, so the list can contain an erasure that was
+interrupted by a stop. When the records are hidden, a line `{"done": <id>}` follows, which is not
+synced. A line whose checksum is wrong (a torn write, or bit rot) does not count. When the file
+becomes too large, it is written again, without the offsets of the oldest entries.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class KeptIds(NamedTuple):
 
 def read_kept_ids(fs: FileSystem, directory: Path) -> KeptIds | None:
     """Return the content of the file; None if it does not exist or is damaged. Raises OSError for a
-    failure that passes."""
+    temporary failure."""
     content = read_dispensable_file(fs, directory / KEPT_IDS_NAME, KEPT_IDS_NAME)
     if content is None:
         return None

@@ -2,9 +2,9 @@
 stream, listed in the manifest or not.
 
 A batch header says which offsets its batch has, so most bodies are not read. Bytes that are neither
-a batch nor zeros may hold anything, so they are named. The proof is about files by name: it says
-nothing about free blocks of the disk, and about files that were removed while a reader had them
-open.
+a batch nor zeros may be parts of records, so the result names them. The proof covers only files
+with a name in the directory. It does not cover free blocks of the disk, or removed files that a
+reader still has open.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _MOST_RANGES = 8
 
 class Examined(NamedTuple):
     """The result for one file: `found` of the wanted records are in it, the first one at
-    `first_offset`. `is_listed` is True if the manifest lists the file. `problem` says what could
-    not be examined."""
+    `first_offset`. `is_listed` is True if the manifest lists the file. `problem` describes the part
+    that could not be examined."""
 
     file: str
     is_listed: bool
@@ -65,8 +65,8 @@ def examine(
     fs: FileSystem, directory: Path, kept: Path | None, wanted: ErasedSet, manifest: Manifest
 ) -> Iterator[Examined | None]:
     """Search the files of a stream for these records. `kept` is the directory with the copies of
-    repairs. Yields the result for each file, and None after each few megabytes, for a pause.
-    Raises OSError."""
+    repairs. Yields the result for each file. Also yields None after each few megabytes, so that the
+    caller can pause. Raises OSError."""
     listed = {one.file_name for one in manifest.segments}
     known = listed | {one.file_name for one in manifest.erased}
     for name in sorted(fs.list_directory(directory)):

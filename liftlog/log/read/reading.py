@@ -98,8 +98,8 @@ def read_from(
 
 
 def cuts_at(view: ReadView, environment: LogEnvironment, offset: int) -> bool:
-    """Return True if a read at `offset` may cut erased records out of batches, which takes some
-    milliseconds and may wait for the disk. Does not wait itself."""
+    """Return True if a read at `offset` may cut erased records out of batches. Such a read takes
+    some milliseconds and may wait for the disk. This method does not wait."""
     erased = view.erased
     if erased is None:
         return False

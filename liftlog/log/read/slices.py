@@ -90,7 +90,8 @@ class LogSlice:
 
     @property
     def bodies(self) -> tuple[bytes | bytearray, ...]:
-        """The same bytes, in parts, without a copy; empty if they are in the file."""
+        """The bytes of `body` as a sequence of parts, without copying them; empty if they are in
+        the file."""
         return ()
 
     @property
@@ -379,10 +380,10 @@ def _without_erased(
     stop: IndexEntry,
     max_bytes: int,
 ) -> CutSlice:
-    """Return the batches from `start` to `stop` without the erased records, or fewer of them before
-    a long stretch without erased records, after `max_bytes` of decompressed bytes, or if one is
-    damaged. Raises CorruptRange or CorruptMetadata if that is the first one, which ends at
-    `first_end`, and UnsupportedFormat."""
+    """Return the batches from `start` to `stop` without the erased records. The slice ends early
+    before a long stretch without erased records, after `max_bytes` of decompressed bytes, and
+    before a damaged batch. Raises CorruptRange or CorruptMetadata if the first batch, which ends at
+    `first_end`, is damaged, and UnsupportedFormat."""
     gone = erased.offsets_in(start.offset, stop.offset)
     if not erased.unreadable:
         stop = _before_clean(index, gone, start, stop)

@@ -225,8 +225,8 @@ class KeyedRecords:
 
 
 def without(records: Columns, gone: Offsets) -> Columns:
-    """Return the records that are not at these offsets, of which there is at least one. The offsets
-    of both ascend."""
+    """Return the records that are not at the offsets `gone`, which has at least one offset. Both
+    `gone` and the offsets of the records ascend."""
     keep = gone.take(gone.searchsorted(records.offsets), mode="clip") != records.offsets
     return records if keep.all() else records.take(keep)
 

@@ -2,7 +2,7 @@
 
 The bytes of all other records are copied in stretches, as they are. Only the numbers that depend on
 the records are computed again: the ends of items, the offset deltas, the header. So a cut takes a
-few steps for each column and each erased record, and no step for each other record. The result
+few steps for each column and for each erased record, but none for a remaining record. The result
 has the same bytes as `encode_columns` of the other records.
 """
 

@@ -58,7 +58,8 @@ def _rows(data: Bytes, starts: Numbers, length: int) -> Bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScatteredRecords:
-    """Records by column, not joined. It has the same fields as `Columns`."""
+    """Records as columns whose items stay in the bytes of their batches, without one joined buffer.
+    The fields are those of `Columns`."""
 
     offsets: Offsets
     timestamps_ns: Offsets

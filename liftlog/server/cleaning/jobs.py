@@ -170,7 +170,8 @@ class JobRunner:
     async def rebatch(
         self, host: StreamHost, state: StreamCleaning, job: RebatchJob, *, hurries: bool = False
     ) -> None:
-        """Rewrite one segment. With `hurries`, somebody waits for it."""
+        """Rewrite one segment. `hurries` is True if a client waits for the rewrite; the job then
+        has a higher rate."""
         log, lineage = host.log, host.log.view.manifest.lineage
         rates = self._rates_for_waiting() if hurries else rates_of(self._settings.max_rate_bytes)
         answer = await self._run(kinds.REBATCH, job, host, state, rates)

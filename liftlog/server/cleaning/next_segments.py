@@ -3,8 +3,8 @@ indexed by subject, or verified next.
 
 Re-batching examines each segment once, to find segments with many small batches.
 
-A segment is rewritten without its erased records when half of them are erased, when its file is a
-day old in this process, or when the cuts of reads have taken as long as a rewrite takes. So
+A segment is rewritten without its erased records in three cases: half of its records are erased,
+this process has had the file for a day, or the cuts of reads have taken as long as a rewrite. So
 erasures that arrive one by one cause one rewrite a day, or one for several reads of the segment.
 
 Scrubbing verifies each segment again after an interval. A round visits all segments of a stream

@@ -64,7 +64,7 @@ class Removals:
         self._wanted.pop(host, None)
 
     async def recall(self, hosts: Iterable[StreamHost]) -> None:
-        """Request the removals again that had not ended when the daemon stopped."""
+        """Request again all removals that had not ended when the daemon stopped."""
         for host in hosts:
             if host.log.view.erased is None or host.log.config.replicated:
                 continue

@@ -255,7 +255,7 @@ class SubjectUpkeep:
         return self._task is not None
 
     async def settled(self, seconds: float) -> None:
-        """Wait for the end of the scans that are requested, for at most this time."""
+        """Wait until the requested scans have ended, for at most `seconds`."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=seconds)
 

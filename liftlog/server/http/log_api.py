@@ -7,8 +7,8 @@
     POST   /api/v1/streams/{stream}/erasures
     GET    /api/v1/streams/{stream}/erasures
 
-The others read or write one record; programs that read whole streams use the pull port.
-docs/reference/http.md is normative.
+The routes without `erasures` read or write one record, or delete the oldest ones. Programs that
+read whole streams use the pull port. docs/reference/http.md is normative.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """STREAM.MSG.DELETE: erases single messages.
 
-An erasure writes three files, whatever its size. So the requests that arrive while an erasure of
-their stream is running are carried out together by the next one.
+Each erasure writes three files, even if it erases one record. To save writes, further requests wait
+while an erasure of their stream runs, and the next erasure carries out all of them.
 
 In a stream with `max_msgs_per_subject`, older records of the subject can still be in the log,
 although they are not shown. They are erased together with the message: otherwise the newest of them
@@ -64,8 +64,8 @@ class Deletions:
         self._queues: WeakKeyDictionary[StreamHost, _Queue] = WeakKeyDictionary()
 
     async def delete(self, request: Request, lookup: Lookup, one: Deletion) -> bool:
-        """Erase a message, together with others of the same stream. Returns False if it is erased
-        already. Durable on return. Raises LiftlogErrors."""
+        """Erase a message, together with others of the same stream. Returns False if the message is
+        erased already. Durable on return. Raises LiftlogErrors."""
         host = request.led_stream()
         queue = self._queues.setdefault(host, _Queue())
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -96,8 +96,8 @@ class _Queue:
 
 @contextlib.asynccontextmanager
 async def search_limit() -> AsyncIterator[Callable[[], None]]:
-    """Limit the time of an erasure until the function that the context returns is called, which
-    the erasure does after its search. Raises LimitExceeded."""
+    """Limit the time of the search of an erasure. The erasure ends the limit after its search: it
+    calls the function that the context returns. Raises LimitExceeded."""
     try:
         async with asyncio.timeout(_SEARCH_SECONDS) as limit:
             yield lambda: limit.reschedule(None)
@@ -111,8 +111,8 @@ async def search_limit() -> AsyncIterator[Callable[[], None]]:
 async def _erase(
     request: Request, host: StreamHost, lookup: Lookup, deletions: Sequence[Deletion]
 ) -> list[Result]:
-    """Erase messages, and bring everything up to date that depends on them. Returns a result for
-    each of them; an error concerns all."""
+    """Erase messages, and update the indexes and counts that depend on them. Returns a result for
+    each message; an error applies to all messages."""
     wanted, seen = ErasedSet({}), set[int]()
     for one in deletions:
         wanted |= one.offsets
@@ -207,8 +207,8 @@ def wake_consumers(request: Request) -> None:
 
 
 async def note_erased(host: StreamHost, lookup: Lookup, subjects: Sequence[str]) -> None:
-    """Find the last messages of some subjects again if they were erased. If that takes long, a scan
-    finds them, and they are unknown until then."""
+    """If the last messages of some subjects were erased, find the new last messages. If the search
+    takes too long, a scan finds them later; until then, the table reports them as unknown."""
     table = host.sequencer.subjects
     if table is None:
         return

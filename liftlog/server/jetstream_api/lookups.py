@@ -138,7 +138,7 @@ class Lookup:
 
     async def superseded(self, subject: str, end: int) -> ErasedSet:
         """Return the offsets below `end` of the records of a subject that are not shown, in a
-        stream with a history. Tombstones are such records, too."""
+        stream with a history. This includes tombstones."""
         shown = (await self.of_subjects(subject)).get(subject.encode(), ())
         selection = self._selection((subject,), columns=(OFFSET,))
         found = ErasedSet({})

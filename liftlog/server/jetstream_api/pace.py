@@ -96,8 +96,8 @@ class Pace:
 
     def _count(self, seconds: float) -> None:
         now = perf_counter()
-        # Within a turn, other time is none that was left to others: the thread has waited for the
-        # interpreter lock or for a processor.
+        # Time between two calls of one turn is not time for other work: in it, the thread has only
+        # waited for the interpreter lock or for a processor.
         left = 0.0 if self._has_begun else now - seconds - self._counted_at
         self._counted_at = now
         self._spent = max(self._spent - left, 0.0) + seconds

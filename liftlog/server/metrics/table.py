@@ -99,8 +99,8 @@ ERASED = _per(
     _counter("erasures", "Erasures: by the request `erase`, or by JetStream's API", "cause"),
     _counter("erased", "Records that were erased", "cause"),
     _gauge("erased_left", "Erased records whose bytes are still in segments"),
-    _gauge("erased_left_bytes", "Their bytes, estimated"),
-    _gauge("erased_due_timestamp_seconds", "Time from which the next of them are removed, or 0"),
+    _gauge("erased_left_bytes", "Estimated bytes of these records in segments"),
+    _gauge("erased_due_timestamp_seconds", "Due time of the next removal of bytes, or 0"),
 )
 
 CLEANING = (

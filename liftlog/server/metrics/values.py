@@ -115,7 +115,8 @@ def erased_left(host: StreamHost, now_ns: int) -> Left:
 
 
 def by_cause(counts: Counter[str]) -> dict[str, int]:
-    """Return the counts of all causes, so that a query counts the first one as an increase."""
+    """Return the counts of all causes, including zeros; otherwise a query would not count the first
+    erasure as an increase."""
     return {cause: counts[cause] for cause in _CAUSES}
 
 

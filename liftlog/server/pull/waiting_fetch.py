@@ -21,19 +21,19 @@ _LONGEST_REST_SECONDS = 0.1024
 
 
 class Cut(NamedTuple):
-    """A slice without its erased records, and the state of the log from before it was read. `found`
-    is None if the read found no such slice, but possibly one in a file."""
+    """A slice without its erased records, and the view of the log from before the read. `found` is
+    None if the read found no slice, or a slice in a file, which the event loop has to read."""
 
     view: ReadView
     found: LogSlice | None
 
 
 def read_cut(log: Log, offset: int, max_bytes: int, max_records: int | None) -> Cut:
-    """Read as `Log.read`, in a thread. Raises what it raises."""
+    """Call `Log.read`, in a thread. Raises the errors of `Log.read`."""
     view = log.view
     found = log.read(offset, max_bytes, max_records)
     if found is not None and found.body is None:
-        found.release()  # the event loop opens it again: a result may be dropped
+        found.release()  # the event loop reads it again, because it may drop this result
         found = None
     return Cut(view, found)
 
@@ -78,7 +78,7 @@ class WaitingFetch:
         self.offset: int | None = None  # None until the start is known
         self.scan_from: int | None = None  # `offset` to here contains no match
         self.scanned: Scanned | None = None  # the result of a thread, not handled yet
-        self.cut: Cut | None = None  # likewise
+        self.cut: Cut | None = None  # the result of `read_cut`, not handled yet
         self.is_whole = False  # True: `optional_subjects` is ignored
 
 

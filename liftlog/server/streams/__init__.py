@@ -6,7 +6,7 @@ own_catalog      the catalog of a daemon without a cluster (the room `node` has 
 hosted           the streams with a copy here: serves, attaches, rests and ends them
 administration   changes streams while they run
 erasing          selects and erases records of a stream, in turns
-erasures         the list of erasures: the bytes that are left of each, and the proof that none are
+erasures         lists erasures with the bytes that are left of each; proves that none are left
 settings         compares, merges and stores a stream's settings
 making           opens streams from disk, and creates new ones with all their parts
 dedupe_restoring restores the message ids of a stream after a start

@@ -212,8 +212,8 @@ def _learn_from(
 
 
 def _with_kept(ids: StoredIds, kept: Sequence[KeptId], ages: _Ages) -> StoredIds:
-    """Add kept ids to the ids of the same part of the log, in the order of the log. A hash is its
-    own mark in the window."""
+    """Add kept ids to the ids of the same part of the log, in the order of the log. The window uses
+    the hash of a kept id as its mark."""
     if not kept:
         return ids
     rows = [*zip(ids.offsets, ids.stamps_ns, ids.ids, strict=True)]

@@ -1,4 +1,5 @@
-"""Erases records of a stream: which streams can, which records, and the list of erasures.
+"""Erases records of a stream: checks whether the stream can erase, selects the records, and
+maintains the list of erasures.
 
 `Erasing.erase_matching` erases the records that match a filter; call it for any request that
 removes records by subject, key, header or time. `Erasing.erase` answers the request `erase`.
@@ -134,7 +135,7 @@ class Erasing:
         None. A dry run shows only subjects that match `readable`. Raises Conflict for a stream that
         cannot erase records yet, InvalidArgument for wrong ranges or filters, StaleIncarnation,
         LimitExceeded if too many requests wait, or if the offsets are too many and too scattered.
-        After an error, nothing is hidden, but after a restart all of it may be.
+        After an error, no record is hidden, but a restart may hide all of them.
         """
         host = self._administration.changeable(message.stream)
         check_incarnation(host.name, host.log.incarnation, message.incarnation)
@@ -172,8 +173,9 @@ class Erasing:
         scans_subjects: bool = True,
     ) -> Selection:
         """Erase the records of a stream that match, except for the last `keep` of them; returns the
-        erased ones. The promise and the errors are those of `erase`. Without `scans_subjects`, the
-        caller corrects the last offsets of subjects (`SubjectUpkeep.erasing`).
+        erased ones. On return the erasure is as durable as after `erase`, and the errors are the
+        same. Without `scans_subjects`, the caller corrects the last offsets of subjects
+        (`SubjectUpkeep.erasing`).
 
         For example, to erase all records on a subject:
 
@@ -205,8 +207,9 @@ class Erasing:
         self, name: str, offsets: ErasedSet, by: Eraser, *, reason: str = ""
     ) -> Selection:
         """Like `erase_matching` without `scans_subjects`, for the records at some offsets. The
-        stream may keep a number of messages per subject: then the offsets must include those of all
-        older records of a subject that are not shown, and the caller corrects its view."""
+        stream may keep a number of messages per subject. For such a stream, the offsets must
+        include those of all older records of each subject that are not shown, and the caller
+        corrects the view of the bucket."""
         host = self._administration.changeable(name)
         check_can_erase(host, of_bucket=True)
         async with self._places.of(host, by.party):
@@ -316,8 +319,8 @@ class _Made(NamedTuple):
 
 
 class _Places:
-    """Lets the erasures and selections of each stream run one at a time. Each erasure makes a
-    selection of another one out of date, and to select again would take long."""
+    """Lets the erasures and selections of each stream run one at a time. An erasure makes the
+    selections of concurrent requests stale, and repeating a selection would take long."""
 
     def __init__(self) -> None:
         self._locks: weakref.WeakKeyDictionary[StreamHost, asyncio.Lock] = (
@@ -327,7 +330,8 @@ class _Places:
 
     @contextlib.asynccontextmanager
     async def of(self, host: StreamHost, party: Hashable) -> AsyncIterator[None]:
-        """Wait for the turn of a request. Raises LimitExceeded if too many wait already."""
+        """Wait for the turn of a request. Raises LimitExceeded if too many requests wait
+        already."""
         lock, waiting = self._locks.setdefault(host, asyncio.Lock()), self._waiting
         of_stream, of_party = ("stream", host.name), ("party", party)
         if waiting[of_stream] >= MOST_WAITING or waiting[of_party] >= MOST_OF_PARTY:
@@ -350,8 +354,8 @@ class _Places:
 
 
 def check_can_erase(host: StreamHost, *, of_bucket: bool = False) -> None:
-    """Raise Conflict if the stream cannot erase records. With `of_bucket`, it may keep a number of
-    messages per subject."""
+    """Raise Conflict if the stream cannot erase records. With `of_bucket`, a stream that keeps a
+    number of messages per subject is allowed."""
     own = host.settings.jetstream
     if host.log.config.replicated:
         raise Conflict(
@@ -386,7 +390,7 @@ def _check_texts(message: EraseRecords) -> None:
         raise InvalidArgument(f"the reason is longer than {_MAX_REASON} characters")
     since_ns, until_ns = message.since_ns, message.until_ns
     if since_ns is not None and until_ns is not None and since_ns >= until_ns:
-        raise InvalidArgument("the time to begin at is not before the time to end at")
+        raise InvalidArgument("the lower bound of the time is not before the upper bound")
 
 
 def _ranges_of(log: Log, message: EraseRecords) -> Ranges:

@@ -1,5 +1,5 @@
-"""The list of a stream's erasures: the bytes that are left of each, and the search for erased
-records in all files. Blocking."""
+"""Lists the erasures of a stream with the bytes that are left of each, and searches all files of
+the stream for erased records. Blocking."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _described(
 
 
 def _offsets_of(one: Erasure) -> ErasedSet:
-    """Return the erased records of an entry. Without them, the requested ranges, which may contain
-    records that were not erased."""
+    """Return the erased records of an entry. If the entry does not have them, return the requested
+    ranges, which may also contain other records."""
     return ErasedSet.from_plain(one.offsets) if one.offsets else ErasedSet.of_ranges(one.ranges)
 
 

@@ -1,6 +1,7 @@
-"""Streams with erased records whose bytes are still there, beside the same streams with none
-erased: how fast each kind of reader gets the records. The records are erased at random places. The
-readers run in this process, the daemon in its own; both streams are read in turns."""
+"""Measures how fast each kind of reader gets the records of a stream whose erased records still
+have their bytes in the files, compared with the same stream without erased records. The records are
+erased at random places. The readers run in this process, the daemon in its own; both streams are
+read in turns."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ SHAPES = {
 
 
 def _fill(data_dir: Path, shapes: Sequence[str], total_bytes: int) -> dict[str, int]:
-    """Two equal streams of each shape; returns their numbers of records."""
+    """Create two equal streams of each shape; return their numbers of records."""
     directory = DataDir(data_dir, LogEnvironment.create(OsFileSystem(), SystemClock()))
     directory.open()
     states, counts = {}, {}
@@ -292,7 +293,7 @@ def _once(
 
 
 def _show(found: dict[tuple[str, str], list[float]]) -> bool:
-    """Print the table; return False if a figure misses its must."""
+    """Print the table; return False if a figure is below its required minimum."""
     print("| batches | reader | some erased / none erased |\n|---|---|---|")
     short = False
     for (name, reader), ratios in found.items():

@@ -1,4 +1,5 @@
-"""Erasures of a large stream: the time until records are hidden, and until their bytes are gone.
+"""Measures erasures of a large stream: the time until records are hidden, and until their bytes are
+gone.
 
 The stream has `--records` records of `--value` bytes, on 100 subjects in turn, in batches of 250.
 """

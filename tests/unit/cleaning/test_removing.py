@@ -1,4 +1,5 @@
-"""Erased bytes that are removed at once: which segments are rewritten, which message ids count."""
+"""Bytes of erased records that are removed at once: the rewritten segments, and the message ids
+that still count."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def on_disk(cleaning: Cleaning) -> bytes:
 
 
 def ids_after_a_start(cleaning: Cleaning) -> list[int]:
-    """The ids that a daemon would recognise that is started now."""
+    """Return the ids that a daemon would recognise if it started now."""
     dedupe = DedupeWindow(600 * 10**9, 1000)
     restore_dedupe(host_of(cleaning).log, dedupe, cleaning.running.broker.steady_ns())
     marks = dedupe.marks([b"%b%d" % (SECRET, number) for number in range(1, COUNT + 1)])
@@ -199,7 +200,7 @@ async def test_a_removal_goes_on_after_a_start(cleaning: Cleaning) -> None:
             if erased is not None and len(erased) == 1:
                 break
             await asyncio.sleep(0.05)
-        assert log.view.hides(30)  # nobody was in a hurry with this one
+        assert log.view.hides(30)  # its removal was not requested at once
         assert not log.view.hides(7)
     finally:
         running.cancel()

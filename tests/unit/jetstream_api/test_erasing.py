@@ -1,5 +1,4 @@
-"""What changes when records are erased: the index of a bucket, and the requests that wait for an
-erasure."""
+"""Effects of an erasure on the index of a bucket, and on the requests that wait for an erasure."""
 
 from __future__ import annotations
 
@@ -45,7 +44,8 @@ def test_the_index_of_a_bucket_forgets_single_records(count: int) -> None:
 
 
 class Erasures:
-    """What is erased together. Each call waits until it may end."""
+    """Records which messages are erased together. Each call waits until `may_end` allows it to
+    end."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
@@ -84,7 +84,7 @@ async def test_requests_that_wait_are_carried_out_together() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert erasures.calls == [[2], [3, 4, 5]]
-    others[0].cancel()  # whoever carries it out; the others' requests are not lost
+    others[0].cancel()  # even if this task runs the erasure, the other requests are not lost
     with pytest.raises(asyncio.CancelledError):
         await others[0]
     erasures.may_end.release()

@@ -84,7 +84,7 @@ async def test_time_that_answers_leave_to_others_is_no_debt(clock: Clock) -> Non
 async def test_short_steps_end_a_turn_also_while_the_thread_waits_for_a_processor(
     clock: Clock,
 ) -> None:
-    """The time between two steps of one turn of the loop is not left to others."""
+    """The time between two steps of one turn of the loop does not count as time for other work."""
     processor = Clock()
     pace = Pace(lambda: 0, processor)
 

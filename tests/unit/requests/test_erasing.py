@@ -168,7 +168,8 @@ def _time(ns: int | None) -> datetime | None:
 
 
 async def test_records_that_arrive_after_a_preview_stay(client: Client, running: Running) -> None:
-    """The preview names the end of its search, so that the erasure is that of the preview."""
+    """The preview returns the end of its search, so the erasure can be limited to the records of
+    the preview."""
     tried = await client.erase("s", filter=Filter(subject="s.a"), dry_run=True)
     host = host_of(running)
     host.receive(MessageRun([b"s.a"], [b""], [b"new"]))
@@ -210,7 +211,7 @@ async def test_what_is_damaged_is_named(client: Client, running: Running) -> Non
 
 
 async def test_the_last_matches_can_be_kept(running: Running) -> None:
-    """For a purge that keeps some."""
+    """A purge with `keep` needs this."""
     erasing, log = running.broker.erasing, host_of(running).log
     running.broker.finder = selecting.MatchFinder(FairThreads(1, "test"))
     wanted = Wanted(((1, log.high_watermark),), parse_selection(subjects=["s.b"]))

@@ -111,7 +111,7 @@ def test_a_socket_that_nobody_empties_stops_nothing(address: str) -> None:
 
 
 async def test_what_found_no_room_is_told_later(address: str) -> None:
-    """However many pings find no room meanwhile."""
+    """The notification is sent even if many pings found no room in the queue meanwhile."""
     manager = ServiceManager(address, watchdog_seconds=0.03)
     with listening(address) as heard:
         for _ in range(1000):

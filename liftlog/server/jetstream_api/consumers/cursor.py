@@ -168,7 +168,7 @@ class Cursor:
             self.left += max(total - (self._noted_count - before), 0)
             self._counted_to = end
             if erased_between(view.erased, self.log.view.erased, first, end):
-                self.is_stale = True  # they may have been counted before
+                self.is_stale = True  # `left` may include these records
         if self._is_recounting:
             self._is_recounting = False
             self._removals.count_ends()
@@ -265,8 +265,8 @@ class Cursor:
             self._seen_version = -1
 
     def without_purged(self, rows: Iterable[Row], view: ReadView | None = None) -> list[Row]:
-        """Leave out the records that were erased in `view` (None: now), and those that were purged
-        as far as the purges are known."""
+        """Leave out the records that are erased in `view` (None: in the current view), and the
+        purged records of which the purges are known."""
         purges, rows = self._purges, without_erased(rows, view or self.log.view)
         if purges is None or purges.is_empty:
             return rows

@@ -1,4 +1,4 @@
-"""Which records of a stream were erased since a consumer has counted and read them."""
+"""Tracks which records of a stream were erased after a consumer had counted and read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAUSE = 10.0
 
 
 class Removals:
-    """Belongs to the event loop."""
+    """Erased records that one consumer has not taken into account. Belongs to the event loop."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -38,7 +38,7 @@ class Removals:
         """True if no records were erased since the last call of `count_in`."""
         return self._log.view.erased is self._of_counts
 
-    # --- new counts, which take a share of the time only ---
+    # --- new counts, limited to a share of the time ---
 
     @property
     def may_count(self) -> bool:

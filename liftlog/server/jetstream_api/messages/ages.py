@@ -104,8 +104,9 @@ def timestamp_at(log: Log, offset: int) -> int:
 
 
 def first_message(log: Log, offset: int) -> tuple[int, int]:
-    """Return the offset of the first record at or after `offset`, and its time in ns since 1970.
-    Returns the high watermark without such a record; the time is 0 if it is unknown. Blocking."""
+    """Return the offset of the first record at or after `offset`, and its time in ns since 1970. If
+    there is no such record, returns the high watermark. The time is 0 if it is unknown.
+    Blocking."""
     end = log.high_watermark
     while offset < end:
         try:

@@ -46,8 +46,8 @@ class ArrivingPulls:
 
     def was_read(self, reply: bytes, expires_ns: int, began_ns: int) -> bool:
         """Return True if the former leader has read a pull. The pull was published at `began_ns`,
-        and expires `expires_ns` later (0: never). The former leader has then served the pull, or
-        the pull has got its status when this node took over."""
+        and expires `expires_ns` later (0: never). In this case the former leader has served the
+        pull, or this node has ended the pull with a status when it took over."""
         if self._delivered_ns >= began_ns:
             return True  # the former leader was not frozen
         expires_at_ns = began_ns + expires_ns if expires_ns else 0
