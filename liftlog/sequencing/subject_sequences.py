@@ -133,7 +133,7 @@ class SubjectSequences:
         if not self.is_complete:
             return None
         table, start = self._committed, self._start
-        # Not one by one: the first item of a dict takes longer to find with each removal.
+        # Not removed one by one: each removal makes it slower to find the first item of a dict.
         old = list(takewhile(lambda item: abs(item[1]) < start, table.items()))
         for mark, _ in old:
             self._remove(mark)

@@ -1,4 +1,4 @@
-"""The form of the web page that erases records, without JavaScript, of a real daemon."""
+"""The form of the web page that erases records, used without JavaScript on a real daemon."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def daemon(server: NatsServer) -> Iterator[Daemon]:
 
 
 def post(daemon: Daemon, fields: dict[str, str]) -> tuple[int, str]:
-    """Send a form; follows the redirection of a form that was carried out."""
+    """Send a form; follow the redirection after a successful change."""
     url = f"http://{daemon.http_address}{PAGE}"
     request = urllib.request.Request(
         url,

@@ -26,8 +26,8 @@ def chance_of(what: str) -> random.Random:
 
 
 def seeds(few: int, of: int) -> list[object]:
-    """Parameters for a search that finds the same for each seed: the first few seeds run in `make
-    test`, the others in `make test-long`."""
+    """Return parameters for a search whose result depends only on the seed: the first few seeds run
+    in `make test`, the others in `make test-long`."""
     return [
         number if number < few else pytest.param(number, marks=pytest.mark.long)
         for number in range(of)

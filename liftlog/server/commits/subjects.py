@@ -240,8 +240,8 @@ class SubjectUpkeep:
         self.request_later()
 
     def request_later(self) -> None:
-        """Like `request`, for requests that may come all the time: scans take only a share of the
-        time. Until the scan, the last offsets of subjects whose last record was erased are
+        """Like `request`, for callers that may request scans continuously: scans take only a share
+        of the time. Until the scan, the last offsets of subjects whose last record was erased are
         unknown."""
         if self._sequencer.subjects is None or self._closed.is_set():
             return

@@ -16,7 +16,7 @@ from tools import blocking_client
 
 @pytest.fixture(scope="module")
 def made() -> dict[Path, str]:
-    """The text of each module that is made, by its path."""
+    """Map the path of each generated module to its text."""
     return blocking_client.render_all()
 
 

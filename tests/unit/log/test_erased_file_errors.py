@@ -1,7 +1,7 @@
-"""An error of any call on the files of an erasure, and the file of a neighbour in their place: no
-erased record is shown, and no other record is hidden for longer than the error lasts.
+"""Errors of each call on the files of an erasure, and wrong files in place of these files: no
+erased record is shown, and no other record stays hidden after the error has ended.
 
-`make storage-faults` takes every error for every call; `make test` a sample.
+`make storage-faults` tests every error of every call, and `make test` a sample of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _without(rows: Rows, *ranges: tuple[int, int]) -> Rows:
 
 
 def _erase(log: Log, ranges: list[tuple[int, int]]) -> None:
-    """Erase as the daemon does: the list of erasures first."""
+    """Erase records as the daemon does: write the list of erasures first."""
     wanted = ErasedSet.of_ranges(ranges)
     chosen = log.structure.select(wanted)
     count = len(chosen.selection.offsets)
@@ -53,7 +53,7 @@ def _erase(log: Log, ranges: list[tuple[int, int]]) -> None:
 
 
 def _filled(fs: SimFileSystem) -> tuple[Log, Rows]:
-    """Several segments, of which the first ones have erased records."""
+    """Create several segments, the first ones with erased records."""
     log = create(fs)
     rows: Rows = {}
     for number in range(12):
@@ -63,7 +63,7 @@ def _filled(fs: SimFileSystem) -> tuple[Log, Rows]:
 
 
 def _shown(log: Log, rows: Rows) -> Rows:
-    """What readers get; refuses to give wrong rows."""
+    """Return the records that readers get; no records if they get an error."""
     found: Rows = {}
     for offset in rows:
         with suppress(LiftlogError):
@@ -79,7 +79,8 @@ _ON_ERASING = failures((*LOOKS, *CHANGES), KINDS, (*OTHER_ERRORS, *SECTOR_ERRORS
 
 
 def test_an_error_while_records_are_erased() -> None:
-    """The answer was an error, or the erasure is durable. A failed one leaves all or nothing."""
+    """Either the erasure fails, or it is durable. A failed erasure has erased all records or
+    none."""
     for number, failure in enumerate(one_in(7, _ON_ERASING, "erasing")):
         fs = SimFileSystem()
         log, rows = _filled(fs)
@@ -104,7 +105,7 @@ def test_an_error_while_records_are_erased() -> None:
             ):
                 again, _ = reopen(image, boot=boot)
                 assert stored(again) in ((after,) if is_erased else (before, after))
-            # The next attempt works, and what it answers holds.
+            # The next attempt succeeds, and its erasure is durable.
             _erase(log, SECOND)
             assert stored(log) == after
             again, _ = reopen(fs.power_cut("none"), boot="boot-2")
@@ -146,7 +147,7 @@ def _try_a_start(image: SimFileSystem, boot: str, rows: Rows, left: Rows) -> Non
 
 
 def _erase_more(log: Log) -> None:
-    """An erasure while the error lasts: its files do not replace what could not be read."""
+    """Erase records while the error lasts; the new files must not replace the unreadable one."""
     with suppress(LiftlogError):
         _erase(log, [(60, 61)])
 

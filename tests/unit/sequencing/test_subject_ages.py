@@ -42,7 +42,7 @@ def test_no_scan_for_what_is_still_noted() -> None:
 
 
 def test_many_subjects_are_forgotten_at_once() -> None:
-    """In proportion to their number: the event loop waits for it."""
+    """The time is proportional to their number, because the event loop waits for it."""
     count, log_start = 30_000, 1
     table = SubjectSequences(count, known_from=1, log_start_offset=lambda: log_start)
     notes = Notes(table)

@@ -98,8 +98,8 @@ def _shown(preview: Erased) -> dict[str, Any]:
 
 
 def _message(stream: str, texts: dict[str, str], end: int | None) -> EraseRecords:
-    """Convert the fields of the form to a request. If `end` is set, only offsets below it count, as
-    in the preview. Raises InvalidArgument."""
+    """Convert the fields of the form to a request. If `end` is set, the request covers only offsets
+    below it, as in the preview. Raises InvalidArgument."""
     borders = _borders(texts["offsets"])
     subjects, header, key = texts["subject"].split(), texts["header"], texts["key"]
     since_ns, until_ns = _moment("From time", texts["since"]), _moment("Until", texts["until"])
