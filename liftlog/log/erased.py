@@ -219,14 +219,15 @@ class ErasedSet:
             yield number, self.chunks[number], low, high
             at += 1
 
-    def cut(self, batch: RecordBatch) -> RecordBatch:
+    def cut(self, batch: RecordBatch, *, compress: bool = True) -> RecordBatch:
         """Return a verified, untrimmed batch without its erased records; the batch itself if it has
-        none. Raises CorruptMetadata if it is not known which ones are erased, CorruptBatch."""
+        none. With `compress`, the result has the codec of the batch. Raises CorruptMetadata if it
+        is not known which ones are erased, CorruptBatch."""
         header = batch.header
         if self.unreadable:
             self.check_readable(header.base_offset, header.next_offset)
         gone = self.offsets_in(header.base_offset, header.next_offset)
-        return without_rows(batch, gone) if len(gone) else batch
+        return without_rows(batch, gone, compress=compress) if len(gone) else batch
 
     # --- making others ---
 

@@ -322,7 +322,7 @@ def _batches(
             if header.next_offset <= reached:
                 continue
             _gap(manifest, reached, header.base_offset, losses)
-            batch = found.batch if erased is None else erased.cut(found.batch)
+            batch = found.batch if erased is None else erased.cut(found.batch, compress=False)
             trimmed = batch.trim(max(reached, first_offset), end_offset)
             reached = header.next_offset
             if len(trimmed):

@@ -120,6 +120,7 @@ def check(batch: RecordBatch, gone: list[int]) -> None:
     assert bytes(after.raw)[64:] == bytes(judge)[64:]
     if not after.header.attributes & CODEC_MASK:
         assert bytes(made) == bytes(judge)
+    assert cut_rows(batch, wanted, compress=False) == judge
     subjects = set(after.raw_subjects())
     assert find_layout(after.raw, after.header).entries == len(subjects), "and no other subject"
 

@@ -38,6 +38,9 @@ also after decompression. It takes about a millisecond; see `reading.cuts_at`.""
 _CLEAN_BYTES = 128 * 1024
 """A stretch of batches without erased records that is at least this long is not copied: the cut
 slice ends before it, and the next read gets it from the file."""
+_MOST_GROWTH = 4
+"""A compressed batch stays decompressed after a cut, unless it is more than this number of times as
+long. Compression would take several times as long as the cut, and the reader decompresses again."""
 _SMALL_PART_BYTES = 16 * 1024
 _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
 
@@ -408,7 +411,8 @@ def _without_erased(
             if done > before:
                 batch = decode_body(view, at, header)
                 inflated += len(batch.raw)
-                made = cut_rows(batch, gone[before:done])
+                is_large = len(batch.raw) > _MOST_GROWTH * header.length
+                made = cut_rows(batch, gone[before:done], compress=is_large)
         except (CorruptBatch, CorruptMetadata) as error:
             if reached > start.offset:
                 break  # the next read begins with this batch

@@ -45,22 +45,23 @@ _ROWS = memoryview(np.arange(MAX_BATCH_RECORDS, dtype=np.uint32).tobytes())
 """The offset deltas of a batch without holes."""
 
 
-def without_rows(batch: RecordBatch, offsets: Offsets) -> RecordBatch:
+def without_rows(batch: RecordBatch, offsets: Offsets, *, compress: bool = True) -> RecordBatch:
     """Return a verified, untrimmed batch without the records at these offsets, which ascend.
 
     Returns the batch itself if it has none of them. See `cut_rows`. Raises CorruptBatch.
     """
-    made = cut_rows(batch, offsets)
+    made = cut_rows(batch, offsets, compress=compress)
     return batch if made is None else decode_batch(made, 0, verify=False)
 
 
-def cut_rows(batch: RecordBatch, offsets: Offsets) -> bytearray | None:
+def cut_rows(batch: RecordBatch, offsets: Offsets, *, compress: bool = True) -> bytearray | None:
     """Return the bytes of a verified, untrimmed batch without the records at these offsets, which
     ascend; None if it has none of them.
 
     The result covers the same offsets and may have no records. Records keep their offsets and
-    timestamps; the result has the leader epoch, commit group and codec of the batch. Subjects that
-    only the removed records have are not in the result. Raises CorruptBatch.
+    timestamps; the result has the leader epoch and commit group of the batch, and its codec unless
+    `compress` is False. Compression takes several times as long as the rest. Subjects that only the
+    removed records have are not in the result. Raises CorruptBatch.
     """
     header, rows = batch.header, _rows_at(batch, offsets)
     if not rows:
@@ -72,7 +73,7 @@ def cut_rows(batch: RecordBatch, offsets: Offsets) -> bytearray | None:
         raw = encode_others(batch, rows)
     else:
         raw = _Cut(batch, rows, stretches).encode()
-    codec = codec_of(header)
+    codec = codec_of(header) if compress else None
     return raw if codec is None else compress_batch(raw, codec)
 
 
