@@ -39,6 +39,7 @@ from acl.nkeys import SigningKey, find_seed
 from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.errors import LiftlogError
+from liftlog.log.erased import ErasedSet
 from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.tls import server_context
 
@@ -110,6 +111,32 @@ def test_the_socket_gives_the_same_rows(spark: SparkSession, logs: ServedLogs) -
     ):
         assert chosen
         assert jar_rows(spark, condition, **where) == chosen
+
+
+@pytest.mark.parametrize("sketched", [False, True])
+def test_erased_records_are_not_among_the_rows(
+    spark: SparkSession, logs: ServedLogs, sketched: bool
+) -> None:
+    """They are cut out of stored batches, or left out of answers with few columns or subjects."""
+    end = fill(logs, count=60, size=200)
+    log = logs.broker.stream("orders").real_log
+    if sketched:
+        sketch_segments(log, OsFileSystem())
+    where: dict[str, Any] = {"server": logs.server, "stream": "orders"}
+    before = python_rows(**where, columns=ALL_COLUMNS)
+    gone = {1, end - 1, *random.Random(1).sample(range(1, end), 60), *range(76, 101)}
+    ranges = [(offset, offset + 1) for offset in sorted(gone)]
+    logs.call(lambda: log.structure.erase(ErasedSet.of_ranges(ranges)))
+    left = [row for row in before if row["offset"] not in gone]
+    assert len(left) == end - 1 - len(gone)
+    assert python_rows(**where, columns=ALL_COLUMNS) == left
+    assert jar_rows(spark, **where, columns=ALL_COLUMNS) == left
+    frame = spark.read.format("liftlog").options(**where).load()
+    assert frame.count() == len(left)
+    assert [row.offset for row in frame.select("offset").collect()] == [r["offset"] for r in left]
+    for options in ({"subject": "*.1"}, {"subject": "*.1", "filterInDaemon": "true"}):
+        wanted = [row for row in left if row["subject"] == "orders.1"]
+        assert jar_rows(spark, **where, columns=ALL_COLUMNS, **options) == wanted, options
 
 
 def test_a_daemon_with_sketches_is_asked_for_few_records(

@@ -28,6 +28,7 @@ from liftlog.records.format import (
     KEYS,
     MAX_BATCH_RECORDS,
     OFFSET_DELTAS,
+    PADDING,
     SUBJECT_IDS,
     TIMESTAMP_DELTAS,
     TOMBSTONES,
@@ -208,13 +209,14 @@ class _Cut:
             return
         ids = np.frombuffer(view, np.uint16, self._header.record_count, layout.ids)
         ids = _take(ids, self._stretches)
-        used = np.bincount(ids, minlength=entries) > 0
-        if len(used) > entries:
+        counts: list[int] = np.bincount(ids, minlength=entries).tolist()
+        if len(counts) > entries:
             raise CorruptBatch("a subject id points outside the dictionary")
-        if used.all():
+        if 0 not in counts:
             self._parts.append(stored)
         else:
-            rows = np.flatnonzero(~used).tolist()
+            used = [count > 0 for count in counts]
+            rows = [number for number, is_used in enumerate(used) if not is_used]
             entries -= len(rows)
             self._parts.append(entries.to_bytes(8, "little"))
             stretches = _stretches(rows, len(used))
@@ -234,7 +236,7 @@ class _Cut:
                 self._parts += self._column(layout.keys, self._bitmap(flags))
         if layout.headers is not None:
             parts = self._column(layout.headers)
-            if any(map(len, parts[2:])):
+            if any(map(len, parts[2:])):  # an item has bytes
                 self._attributes |= HEADERS
                 self._parts += parts
         flags = None
@@ -275,27 +277,29 @@ def _binary(
 ) -> list[Any]:
     """Return the parts of a binary column of `before` items with only the items in `stretches`,
     which are `count` items and have `bitmap`. Raises CorruptBatch."""
-    raw = view[column.ends : column.ends + 4 * before + 4]
+    at, data = column.ends, column.data
+    raw = view[at : at + 4 * before + 4]
     ends = raw.cast("i")
     size = 4 * count + 4
+    new_ends: Any
     length = equal_length(ends)
     if length:
-        new_ends = raw[:size]
-        total = length * count
+        new_ends, total = raw[:size], length * count
     else:
+        # The ufuncs are called directly, because their wrappers in Python take as long as they do.
         numbers = np.frombuffer(raw, np.int32)
-        if not (numbers[1:] >= numbers[:-1]).all():
+        starts, stops = numbers[:-1], numbers[1:]
+        if not np.logical_and.reduce(np.less_equal(starts, stops)):
             raise CorruptBatch("the offsets of a column run backwards")
-        found = np.zeros(count + 1, np.int32)
-        np.cumsum(_take(numbers[1:] - numbers[:-1], stretches), out=found[1:])
-        new_ends = found.data.cast("B")
-        total = int(found[-1])
-    parts = [new_ends, padding_for(size)]
+        new_ends = np.empty(count + 1, np.int32)
+        new_ends[0] = 0
+        np.add.accumulate(_take(np.subtract(stops, starts), stretches), out=new_ends[1:])
+        total = int(new_ends[-1])
+    parts = [new_ends, PADDING[-size & 7]]
     if bitmap:
-        parts += (bitmap, padding_for(len(bitmap)))
-    data = column.data
+        parts += (bitmap, PADDING[-len(bitmap) & 7])
     parts += [view[data + ends[a] : data + ends[b]] for a, b in stretches]
-    parts.append(padding_for(total))
+    parts.append(PADDING[-total & 7])
     return parts
 
 

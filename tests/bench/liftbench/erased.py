@@ -246,7 +246,7 @@ def _system(directory: Path) -> Iterator[tuple[Daemon, int]]:
 
 
 Figure = tuple[float, float]
-"""Seconds of the clock, and of processor time of the daemon and the reader, for a million records."""
+"""Seconds for a million records: of the clock, and of processors of the daemon and the reader."""
 
 
 Ratios = dict[tuple[str, str], list[Figure]]
