@@ -60,6 +60,9 @@ class ReadView(NamedTuple):
     active_index: SparseIndex
     erased: ErasedSet | None = None
     """The offsets of erased records; None if the manifest lists no erased file."""
+    erased_total: int = 0
+    """Number of records that were erased since the log was opened. Unlike the size of `erased`, it
+    does not fall when a rewrite removes bytes."""
 
     def readable_end(self, segment: Segment) -> IndexEntry:
         """Return the position up to which readers may read `segment`."""
@@ -305,11 +308,15 @@ class LogState:
         the view is unchanged.
         """
         self.write_manifest(manifest)
+        before = self.view
+        hidden = before.erased if erased is _SAME else erased
+        total = before.erased_total
+        if hidden is not before.erased:
+            total += max(len(hidden or ()) - len(before.erased or ()), 0)
+        listed = before.segments if segments is None else segments
+        index = before.active_index
         with self._swapping:
-            view = self.view
-            listed = view.segments if segments is None else segments
-            hidden = view.erased if erased is _SAME else erased
-            self.view = ReadView(view.committed, listed, manifest, view.active_index, hidden)
+            self.view = ReadView(self.view.committed, listed, manifest, index, hidden, total)
 
     # --- the two ends ---
 
@@ -375,7 +382,8 @@ class LogState:
             committed = self.view.committed
             if is_committed or committed.offset == base_offset:
                 committed = active.end
-            self.view = ReadView(committed, (*kept, segment), manifest, active.index, erased)
+            rest = (*kept, segment), manifest, active.index, erased, view.erased_total
+            self.view = ReadView(committed, *rest)
         self.active = active
         old.file.close()
         self.remove_erased_files(view.manifest.erased)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.disks.simfs import SimFileSystem
-from support.worlds.rewriting import add, compact_once, keyed, row, stored
+from support.worlds.rewriting import add, compact_once, keyed, rebatch_file, row, stored
 
 from acl.subjects import matches_any
 from liftlog.log.erased import ErasedSet
@@ -120,6 +120,16 @@ class CursorMachine(RuleBasedStateMachine):
         assert len(found.offsets) == len(gone)
         self.rows = {offset: one for offset, one in self.rows.items() if offset not in gone}
         assert self.cursor is None or not self.cursor.is_counted
+
+    @rule()
+    def remove_bytes(self) -> None:
+        """Rewrite all segments without their erased records, which leave the erased set."""
+        self.log.writer.roll()
+        for number, segment in enumerate(self.log.segments[:-1]):
+            erased = self.log.view.erased
+            if erased is not None and erased.count_in(segment.base_offset, segment.next_offset):
+                rebatch_file(self.log, self.fs, number)
+        assert self.log.view.erased is None
 
     # --- the cursor ---
 

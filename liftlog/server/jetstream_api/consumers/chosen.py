@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from liftlog.errors import LimitExceeded
+
 _CLOSE = 512
 """Maximum gap, in offsets, between two wanted records that are read in one piece."""
 _LONGEST_RUN = 4096
@@ -27,3 +29,10 @@ def end_of_run(chosen: Sequence[int], place: int) -> int:
             break
         end = chosen[at]
     return end + 1
+
+
+def too_many() -> LimitExceeded:
+    return LimitExceeded(
+        "the last record of each subject: the stream has too many records to search",
+        hint="choose fewer with a filter, or read with the pull API",
+    )

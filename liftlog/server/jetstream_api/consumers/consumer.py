@@ -35,6 +35,7 @@ from liftlog.server.jetstream_api.consumers.pull_requests import (
     status_block,
 )
 from liftlog.server.jetstream_api.consumers.push_flow import PushFlow
+from liftlog.server.jetstream_api.consumers.removals import News
 from liftlog.server.jetstream_api.consumers.rows import Row, without_erased
 from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.pull.services import PullServices
@@ -263,8 +264,9 @@ class Consumer:
     def _drop_erased(self) -> None:
         """Drop the rows that were erased after they had been read."""
         view = self.host.log.view
-        self._cursor.note_erased(view)
-        if view.erased is not None:
+        if self._cursor.sees_erased() is News.UNKNOWN and self._rows:
+            self._drop_rows()
+        elif view.erased is not None:
             left = without_erased(self._rows, view)
             self._cursor.left = max(self._cursor.left - len(self._rows) + len(left), 0)
             self._rows = deque(left)

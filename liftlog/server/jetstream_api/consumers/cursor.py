@@ -23,7 +23,6 @@ from liftlog.deliveries.columns import Ints
 from liftlog.errors import (
     CorruptBatch,
     CorruptRange,
-    LimitExceeded,
     OffsetOutOfRange,
     UnsupportedFormat,
 )
@@ -33,9 +32,9 @@ from liftlog.records.columns.batch_columns import decode_columns
 from liftlog.records.columns.selection import OFFSET, SUBJECT, Selection
 from liftlog.records.decode import iter_batches
 from liftlog.server.jetstream_api.consumers.budget import Budgets, Part
-from liftlog.server.jetstream_api.consumers.chosen import end_of_run, has
+from liftlog.server.jetstream_api.consumers.chosen import end_of_run, has, too_many
 from liftlog.server.jetstream_api.consumers.recent import MOST_BYTES, recent_rows
-from liftlog.server.jetstream_api.consumers.removals import Removals, erased_between
+from liftlog.server.jetstream_api.consumers.removals import News, Removals, Seen
 from liftlog.server.jetstream_api.consumers.rows import Row, rows_in, rows_of, without_erased
 from liftlog.server.jetstream_api.messages.newest import newest_of
 from liftlog.server.jetstream_api.messages.purges import Purges
@@ -117,7 +116,7 @@ class Cursor:
         found = await self._newest(newest, end)
         chosen = found[bisect_left(found, offset) :]
         if not self._kept.resize(len(chosen)):
-            raise _too_many()
+            raise too_many()
         self._chosen = chosen
         if chosen:
             self.next_offset = chosen[0]
@@ -167,7 +166,7 @@ class Cursor:
             self.note_erased(self.log.view)
             self.left += max(total - (self._noted_count - before), 0)
             self._counted_to = end
-            if erased_between(view.erased, self.log.view.erased, first, end):
+            if Seen.of(view).count_in(self.log.view, first, end) != 0:
                 self.is_stale = True  # `left` may include these records
         if self._is_recounting:
             self._is_recounting = False
@@ -187,7 +186,7 @@ class Cursor:
         count = self._removals.count_in(view, self.next_offset, self._counted_to)
         if count and self.takes_all:
             self.left = max(self.left - count, 0)
-        elif count:
+        elif count != 0:
             self.is_stale = True
 
     @property
@@ -234,11 +233,16 @@ class Cursor:
         if self._purges is not None:
             await self._purges.read(first, self._run)
 
-    def sees_new_purges(self) -> bool:
-        """Return True, once, if earlier reads may contain records that were purged or erased."""
-        if self._removals.concern_rows():
+    def sees_erased(self) -> News:
+        """Return what has happened since the last call to the records of earlier reads. If the
+        result is UNKNOWN, they have to be read again."""
+        if (news := self._removals.concern_rows()) is not News.NONE:
             self.note_erased(self.log.view)
-            return True
+        self.is_stale |= news is News.UNKNOWN
+        return news
+
+    def sees_new_purges(self) -> bool:
+        """Return True, once, if earlier reads may contain records that were purged."""
         if self._purges is None or self._purges.version == self._seen_version:
             return False
         self._seen_version, self.is_stale = self._purges.version, True
@@ -282,7 +286,7 @@ class Cursor:
         try:
             while at < end:
                 if time.monotonic() > deadline or not noted.resize(newest.size):
-                    raise _too_many()
+                    raise too_many()
                 scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
                 scanned = await self._scan(scan, newest.note)
                 at = max(scanned.next_offset, at + 1)
@@ -310,9 +314,12 @@ class Cursor:
             rows.extend(rows_in(body, keeps_tombstones=self._keeps_tombstones))
             self.read_bytes = inflated_bytes(body)
 
+        before = Seen.of(self.log.view)
         scanned = await self._scan(Scan(at, stop, PIECE_BYTES, self._selection), take)
         is_fresh = self._is_fresh
         await self.read_purges(at)
+        if before.news(self.log.view) is News.UNKNOWN:
+            return [], False  # some may be erased: the next call reads them again
         # Erased records are left out, and not counted, up to the same moment.
         self.note_erased(view := self.log.view)
         rows = without_erased(rows, view) if is_fresh else self.without_purged(rows, view)
@@ -406,7 +413,10 @@ class Cursor:
                 def take(body: bytes, found: list[Row] = found) -> None:
                     found.extend(rows_in(body, keeps_tombstones=self._keeps_tombstones))
 
+                before = Seen.of(self.log.view)
                 scanned = await self._scan(Scan(at, stop, PIECE_BYTES, everything), take)
+                if before.news(self.log.view) is News.UNKNOWN:
+                    continue
                 found = self.without_purged(row for row in found if row.offset in chosen)
                 rows += found
                 size += sum([len(row.headers) + len(row.value) for row in found])
@@ -487,10 +497,3 @@ def _scan_and_take(log: Log, scan: Scan, take: Callable[[bytes], None]) -> Scann
     if scanned.batches:
         take(scanned.body)
     return scanned
-
-
-def _too_many() -> LimitExceeded:
-    return LimitExceeded(
-        "the last record of each subject: the stream has too many records to search",
-        hint="choose fewer with a filter, or read with the pull API",
-    )

@@ -1,8 +1,15 @@
-"""Tracks which records of a stream were erased after a consumer had counted and read them."""
+"""Tracks which records of a stream were erased after a consumer had counted and read them.
+
+A rewrite that removes the bytes of erased records takes them out of the erased set. If that happens
+before the consumer has looked, the set no longer shows which records were erased. The consumer then
+counts and reads again.
+"""
 
 from __future__ import annotations
 
 import time
+from enum import Enum
+from typing import NamedTuple, Self
 
 from liftlog.log import Log
 from liftlog.log.erased import ErasedSet
@@ -12,31 +19,72 @@ _PAUSE = 10.0
 """Least pause before the next new count, as a multiple of the time of the last one."""
 
 
+class News(Enum):
+    """The erasures since the last look."""
+
+    NONE = 0
+    """No record was erased."""
+    LISTED = 1
+    """Records were erased, and the erased set has all of them."""
+    UNKNOWN = 2
+    """Records were erased, and the bytes of some of them are gone already."""
+
+
+class Seen(NamedTuple):
+    """The erased records at some moment, and their number since the start."""
+
+    erased: ErasedSet | None
+    total: int
+
+    @classmethod
+    def of(cls, view: ReadView) -> Self:
+        return cls(view.erased, view.erased_total)
+
+    def news(self, view: ReadView) -> News:
+        """Return what has happened since then. A rewrite that has only removed bytes of records
+        that were erased before counts as UNKNOWN if others were erased, too."""
+        more = view.erased_total - self.total
+        if not more:
+            return News.NONE
+        grown = len(view.erased or ()) - len(self.erased or ())
+        return News.LISTED if grown == more else News.UNKNOWN
+
+    def count_in(self, view: ReadView, first_offset: int, next_offset: int) -> int | None:
+        """Return how many records of [first_offset, next_offset) were erased since then; None if
+        that is not known."""
+        news = self.news(view)
+        if news is News.NONE or first_offset >= next_offset:
+            return 0
+        if news is News.UNKNOWN or view.erased is None:
+            return None
+        some = view.erased.within(first_offset, next_offset)
+        return len(some if self.erased is None else some - self.erased)
+
+
 class Removals:
     """Erased records that one consumer has not taken into account. Belongs to the event loop."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._of_rows = self._of_counts = log.view.erased
+        self._of_rows = self._of_counts = Seen.of(log.view)
         self._next_count = self._began = 0.0
 
-    def concern_rows(self) -> bool:
-        """Return True, once, if records were erased since the last call."""
-        if (erased := self._log.view.erased) is self._of_rows:
-            return False
-        self._of_rows = erased
-        return True
+    def concern_rows(self) -> News:
+        """Return what has happened since the last call."""
+        view, before = self._log.view, self._of_rows
+        self._of_rows = Seen.of(view)
+        return before.news(view)
 
-    def count_in(self, view: ReadView, first_offset: int, next_offset: int) -> int:
-        """Return how many records of [first_offset, next_offset) were erased since the last
-        call."""
-        before, self._of_counts = self._of_counts, view.erased
-        return erased_between(before, view.erased, first_offset, next_offset)
+    def count_in(self, view: ReadView, first_offset: int, next_offset: int) -> int | None:
+        """Return how many records of [first_offset, next_offset) were erased since the last call;
+        None if that is not known."""
+        before, self._of_counts = self._of_counts, Seen.of(view)
+        return before.count_in(view, first_offset, next_offset)
 
     @property
     def are_counted(self) -> bool:
         """True if no records were erased since the last call of `count_in`."""
-        return self._log.view.erased is self._of_counts
+        return self._of_counts.news(self._log.view) is News.NONE
 
     # --- new counts, limited to a share of the time ---
 
@@ -50,14 +98,3 @@ class Removals:
     def count_ends(self) -> None:
         now = time.monotonic()
         self._next_count = now + _PAUSE * (now - self._began)
-
-
-def erased_between(
-    before: ErasedSet | None, after: ErasedSet | None, first_offset: int, next_offset: int
-) -> int:
-    """Return how many offsets of [first_offset, next_offset) are in the set `after` and not in the
-    set `before`."""
-    if after is before or after is None or first_offset >= next_offset:
-        return 0
-    some = after.within(first_offset, next_offset)
-    return len(some if before is None else some - before)

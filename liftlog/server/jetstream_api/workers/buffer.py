@@ -15,6 +15,7 @@ from liftlog.deliveries.consumer import Consumer
 from liftlog.deliveries.records import Records, Scan
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.consumers.cursor import Cursor
+from liftlog.server.jetstream_api.consumers.removals import News
 from liftlog.server.jetstream_api.consumers.rows import Row, without_erased
 from liftlog.server.jetstream_api.workers.pacing import Replay
 from liftlog.server.pull.services import PullServices
@@ -116,9 +117,15 @@ class Buffer:
 
     def leave_out_purged(self, cursor: Cursor) -> None:
         """Leave out the records that were erased or purged after they had been read."""
-        if not cursor.sees_new_purges():
+        news, has_purges = cursor.sees_erased(), cursor.sees_new_purges()
+        if news is News.NONE and not has_purges:
             return
         self._must_look = True
+        if news is News.UNKNOWN:
+            cursor.move(self.start)
+            self.clear(self.start)
+            self.again = ([], {})
+            return
         count = len(self.rows)
         if cursor.is_fresh:
             self.rows = without_erased(self.rows, cursor.log.view)
