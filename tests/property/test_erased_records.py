@@ -27,7 +27,7 @@ from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.log.offline.dump import DumpedBatch, dump_stream
 from liftlog.log.offline.files import find_streams
 from liftlog.log.offline.verify import verify_stream
-from liftlog.log.read import sparse
+from liftlog.log.read import slices, sparse
 from liftlog.log.read.one_now import read_one_now
 from liftlog.log.rewrite import (
     CompactJob,
@@ -71,6 +71,8 @@ def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     index_small_segments(monkeypatch)
     read_small_answers_by_subject(monkeypatch)
     monkeypatch.setattr(sparse, "SPARSE_VALUE_BYTES", 16)
+    # Slices end before short stretches of clean batches, too.
+    monkeypatch.setattr(slices, "CLEAN_BYTES", 8 * 1024)
 
 
 class World:
@@ -431,8 +433,11 @@ def test_every_reader_shows_what_is_left(tmp_path: Path, seed: int) -> None:
     world.stored.close()
 
 
-def test_a_batch_is_written_as_before_if_nothing_of_it_is_erased(tmp_path: Path) -> None:
+def test_a_batch_is_written_as_before_if_nothing_of_it_is_erased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Zero copy up to the first batch with an erased record; then whole batches as stored."""
+    monkeypatch.setattr(slices, "CLEAN_BYTES", 1 << 20)
     world = World(tmp_path, 1)
     for _ in range(40):
         world.rows |= add(world.log, [[row(None, b"x" * 100)] * 10])

@@ -35,7 +35,7 @@ LATEST_NS = 2**63 - 1
 _CUT_BYTES = 1024 * 1024
 """Maximum number of stored bytes, beyond the first batch, from which one read cuts erased records,
 also after decompression. It takes about a millisecond; see `reading.cuts_at`."""
-_CLEAN_BYTES = 128 * 1024
+CLEAN_BYTES = 128 * 1024
 """A stretch of batches without erased records that is at least this long is not copied: the cut
 slice ends before it, and the next read gets it from the file."""
 _MOST_GROWTH = 4
@@ -441,18 +441,18 @@ def _without_erased(
 def _before_clean(
     index: SparseIndex, gone: Offsets, start: IndexEntry, stop: IndexEntry
 ) -> IndexEntry:
-    """Return the first boundary of batches after which no record is erased for `_CLEAN_BYTES`;
+    """Return the first boundary of batches after which no record is erased for `CLEAN_BYTES`;
     `stop` if there is none. `gone` are the erased offsets in [start, stop)."""
     size = stop.position - start.position
-    if size < _CLEAN_BYTES or not len(gone):
+    if size < CLEAN_BYTES or not len(gone):
         return stop
     borders = np.append(gone, stop.offset)
     gaps = borders[1:] - borders[:-1]
-    likely = gaps * size >= (stop.offset - start.offset) * _CLEAN_BYTES
+    likely = gaps * size >= (stop.offset - start.offset) * CLEAN_BYTES
     for i in np.flatnonzero(likely).tolist():
         after = index.after_position(index.floor(int(gone[i])).position)
         clean_end = min(index.floor(int(borders[i + 1])), stop)
-        if after is not None and clean_end.position - after.position >= _CLEAN_BYTES:
+        if after is not None and clean_end.position - after.position >= CLEAN_BYTES:
             return after
     return stop
 

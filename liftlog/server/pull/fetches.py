@@ -469,7 +469,9 @@ class FetchQueue:
             self._job = None
             error = None if job.cancelled() else job.exception()
             if not self._queue or self._queue[0] is not waiting:
-                pass  # the fetch was cancelled or closed in the meantime
+                # The fetch was cancelled or closed in the meantime.
+                if not error and not job.cancelled() and isinstance(cut := job.result(), Cut):
+                    cut.release()
             elif isinstance(error, CorruptRange) and self._mender is not None:
                 waiting.damage = error
             elif isinstance(error, Exception):

@@ -27,6 +27,10 @@ class Cut(NamedTuple):
     view: ReadView
     found: LogSlice | None
 
+    def release(self) -> None:
+        if self.found is not None:
+            self.found.release()
+
 
 def read_cut(log: Log, offset: int, max_bytes: int, max_records: int | None) -> Cut:
     """Call `Log.read`, in a thread. Raises the errors of `Log.read`."""

@@ -474,3 +474,28 @@ def test_a_repair_does_not_show_what_a_damaged_file_may_hide(
     assert made is not None
     made.manifest.write(image, DIRECTORY)
     assert readable(reopen(image.kill())[0]) == rows
+
+
+def test_clean_stretches_are_not_copied() -> None:
+    """Each slice with erased records ends before the next long stretch without, which is sent from
+    the file."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    rows = add(log, [[row(b"k", bytes(1000))] * 40 for _ in range(100)])
+    log.writer.roll()
+    gone = [(100, 101), (140, 141), (2000, 2001), (3990, 3991)]
+    erase(log, *gone)
+    found: list[tuple[bool, int, int]] = []
+    offset, seen = 1, []
+    while offset < log.high_watermark:
+        piece = log.read(offset, 4 << 20)
+        assert piece is not None
+        with piece:
+            found.append((piece.body is not None, piece.first_offset, piece.next_offset))
+            seen += [one for batch in iter_batches(piece.pread()) for one in batch.offsets()]
+            offset = piece.next_offset
+    assert seen == sorted(without(rows, *gone))
+    assert found == [
+        (False, 1, 81), (True, 81, 161), (False, 161, 1961), (True, 1961, 2001),
+        (False, 2001, 3961), (True, 3961, 4001),
+    ]  # fmt: skip
