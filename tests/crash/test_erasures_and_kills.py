@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.clients.ingesting import until
+from support.clients.ingesting import publish, until
 from support.clients.raw_nats import RawNats
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
@@ -54,8 +54,9 @@ def stored_in_sealed(directory: Path) -> set[int]:
 class Eraser(threading.Thread):
     """Erases one range after the other until the daemon is gone."""
 
-    def __init__(self, daemon: Daemon, seed: int) -> None:
+    def __init__(self, daemon: Daemon, seed: int, *, now: bool = False) -> None:
         super().__init__()
+        self._now = now
         self._address, self._chance = daemon.pull_address, random.Random(seed)
         self.asked: set[int] = set()
         self.answered: set[int] = set()
@@ -68,7 +69,7 @@ class Eraser(threading.Thread):
                     first = self._chance.randrange(1, COUNT)
                     end = min(first + self._chance.randrange(1, 9), COUNT + 1)
                     self.asked |= set(range(first, end))
-                    client.erase("s", [(first, end)])
+                    client.erase("s", [(first, end)], now=self._now)
                     self.answered |= set(range(first, end))
         except (LiftlogError, OSError):
             return
@@ -102,3 +103,48 @@ def test_what_was_answered_stays_hidden() -> None:
         half = set(range(1, COUNT // 2 - 300))
         until(lambda: not stored_in_sealed(directory) & half)
         assert not shown(daemon) & half
+
+
+def test_a_removal_at_once_survives_kills() -> None:
+    """The bytes go after the next start, and the ids of removed messages still count."""
+    chance = random.Random(ROUNDS)
+    settings = {**SETTINGS, "streams": {"s": {**SETTINGS["streams"]["s"], "dedupe_window": "1h"}}}
+    with NatsServer() as nats, Daemon(nats.url, settings) as daemon:
+        with RawNats(nats.port, timeout=60) as raw:
+            for number in range(1, COUNT + 1):
+                publish(raw, "s.a", b"secret %d." % number + bytes(200), Nats_Msg_Id=f"id-{number}")
+        asked: set[int] = set()
+        answered: set[int] = set()
+        for number in range(ROUNDS):
+            eraser = Eraser(daemon, number, now=True)
+            until(lambda: len(eraser.answered) > 20)  # noqa: B023
+            threading.Event().wait(chance.uniform(0, 1.5))
+            daemon.kill()
+            eraser.join(60)
+            daemon.start()
+            asked |= eraser.asked
+            answered |= eraser.answered
+            found = shown(daemon)
+            assert not found & answered, "an erased record is shown again"
+            assert found >= set(range(1, COUNT + 1)) - asked, "another record is hidden"
+        with connect_sync(daemon.pull_address) as client:
+            until(lambda: all(not one.left for one in client.list_erasures("s")), 120)
+            proof = client.prove_erasure("s")
+            assert proof.found == 0
+            assert [one for one in proof.files if one.is_listed] == []
+        directory = daemon.data_dir / "streams" / "s"
+        content = b"".join([one.read_bytes() for one in directory.iterdir()])
+        for number in answered:
+            assert b"secret %d." % number not in content
+        ends = []
+        for _ in range(2):
+            with RawNats(nats.port, timeout=60) as raw:
+                for number in sorted(answered):
+                    ack = publish(raw, "s.a", b"again", Nats_Msg_Id=f"id-{number}")
+                    assert ack["seq"] == number
+                    assert ack["duplicate"]
+            with connect_sync(daemon.pull_address) as client:
+                ends.append(client.describe_stream("s").high_watermark)
+            daemon.kill()
+            daemon.start()
+        assert ends == [COUNT + 1] * 2

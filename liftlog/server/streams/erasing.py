@@ -158,8 +158,6 @@ class Erasing:
                 made = _Made(message.reason, requested, _hash_of(host, message), message.now)
                 scan = host.subjects.request
                 erasure_id, found = await self._hide(host, chosen, by, made, scan)
-                if message.now:
-                    self._remover().remove_now(host, found.offsets)
         return _answer(message, found, erasure_id, end, subjects)
 
     async def erase_matching(
@@ -289,8 +287,11 @@ class Erasing:
             offsets.to_plain() if offsets.size_bytes <= _MOST_LISTED_BYTES else (),
             made.now,
         )
+        remover = self._remover() if made.now else None
 
-        def hidden() -> None:
+        def hidden() -> None:  # also called if the caller has gone
+            if remover is not None:
+                remover.remove_now(host, offsets)
             host.observed.erasures[by.cause] += 1
             host.observed.erased[by.cause] += len(offsets)
             if then is not None:

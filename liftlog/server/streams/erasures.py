@@ -141,9 +141,13 @@ class Proof:
 
 
 def begin_proof(log: Log, erasure_id: str) -> Proof:
-    """Begin to search for the records of one erasure, or of all. Raises InvalidArgument,
-    StorageError."""
+    """Begin to search for the records of one erasure, or of all. Without an id, leaves out records
+    that readers still get, because an erasure was interrupted: its entry names them. Raises
+    InvalidArgument, StorageError."""
     wanted = ErasedSet({})
     for one in _listed(log, erasure_id):
-        wanted |= _offsets_of(one)
+        offsets = _offsets_of(one)
+        if not (one.done or erasure_id):
+            offsets -= log.structure.select(offsets).selection.offsets
+        wanted |= offsets
     return Proof(log, wanted)

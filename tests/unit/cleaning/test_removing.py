@@ -261,6 +261,8 @@ async def test_an_interrupted_erasure_is_named(cleaning: Cleaning) -> None:
     info = await shown(cleaning, "0f1e")
     assert info.left == 0
     assert "2 are not erased" in info.reasons[0]
+    assert (await prove(cleaning)).count == 0  # of what was erased
+    assert (await prove(cleaning, "0f1e")).found == 2
     note_done(log.environment.fs, log.directory, "0f1e")
     (read,) = read_erasures(log.environment.fs, log.directory)
     assert read.done
