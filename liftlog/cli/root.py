@@ -36,7 +36,7 @@ _SECTIONS = {
         "get": ("cli.consuming.get:get", "Print the record of STREAM at OFFSET."),
         "erase": (
             "cli.erasing.erase:erase_commands",
-            "Erase records of STREAM, permanently; list erasures, and prove them.",
+            "Erase records, list erasures, remove and prove them.",
         ),
         "import": (
             "cli.imports.import_records:import_commands",

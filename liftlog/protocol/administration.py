@@ -138,6 +138,16 @@ class ProveErasure(Message):
     erasure_id: str = key("e", LABEL, default="")
 
 
+class RemoveErased(Message):
+    """Lets the daemon remove the bytes of the records of one erasure at once; without an id, of all
+    erased records. The answer does not wait for that."""
+
+    KIND: ClassVar[str] = "eraseremove"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    erasure_id: str = key("e", LABEL, default="")
+
+
 class AcquireLease(Message):
     KIND: ClassVar[str] = "lease"
     stream: str = key("s", NAME)
@@ -384,6 +394,7 @@ REQUESTS: tuple[type[Message], ...] = (
     EraseRecords,
     ListErasures,
     ProveErasure,
+    RemoveErased,
     AcquireLease,
     RenewLease,
     ReleaseLease,

@@ -149,6 +149,11 @@ def test_erased_bytes_are_gone(liftlog: Cli, stream: str) -> None:
     assert before.exit_code == ExitCode.FAILED
     assert "1 of 1 erased record are still in the files" in before.stdout
     assert "active segment" in liftlog.ok("erase", "show", stream, _first_erasure(liftlog, stream))
+    assert liftlog("erase", "remove", stream, "nope").exit_code == ExitCode.USAGE
+    removed = liftlog("erase", "remove", stream)
+    assert removed.exit_code == ExitCode.OK, removed.stderr
+    assert "bytes are gone" in removed.stderr
+    assert liftlog("erase", "prove", stream).exit_code == ExitCode.OK
     now = liftlog("erase", stream, "--offset", "4-5", "-y", "--now")
     assert now.exit_code == ExitCode.OK, now.stderr
     assert f"2 records of {stream} erased" in now.stdout

@@ -84,10 +84,14 @@ class _Erase(Commands):
 @click.group(
     cls=_Erase,
     name="erase",
+    short_help="Erase records, list erasures, remove and prove them.",
     listed={
         "ls": Listed("liftlog.cli.erasing.erasures:list_erasures", "List erasures of STREAM."),
         "show": Listed(
-            "liftlog.cli.erasing.erasures:show", "Show an erasure, and the bytes that are left."
+            "liftlog.cli.erasing.erasures:show", "Show an erasure, and what is left of it."
+        ),
+        "remove": Listed(
+            "liftlog.cli.erasing.erasures:remove", "Remove the bytes of erased records at once."
         ),
         "prove": Listed(
             "liftlog.cli.erasing.erasures:prove", "Search all files of STREAM for erased records."
@@ -183,10 +187,10 @@ def erase(
 
     \b
     Examples:
-      liftlog erase orders --offset 4711 --reason 'request 17'
-      liftlog erase orders --offset 4711 --offset 5000-5999 --dry-run
-      liftlog erase orders --subject 'orders.*.customer.17' --until 2026-01-31
-      liftlog erase orders --key 17 --header 'Source=shop' --now
+      liftlog erase records orders --offset 4711 --reason 'request 17'
+      liftlog erase records orders --offset 4711 --offset 5000-5999 --dry-run
+      liftlog erase records orders --subject 'orders.*.customer.17' --until 2026-01-31
+      liftlog erase records orders --key 17 --header 'Source=shop' --now
     """
     wanted = Selected(ranges, subjects, keys, headers, since, until)
     if not any(wanted):

@@ -1,4 +1,4 @@
-"""`liftlog erase ls`, `show` and `prove`: lists erasures and the bytes that are left."""
+"""`liftlog erase ls`, `show`, `remove` and `prove`: lists erasures and the bytes that are left."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ _FILE_HEADINGS = ("FILE", "LISTED", "SIZE", "RECORDS", "FIRST", "PROBLEM")
 _SECONDS = 3600.0
 """Time limit of a request, in seconds. A proof reads much of the stream."""
 _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.1, 1.0
+_MOST_REASONS = 10
 _NOT_COVERED = (
     "This says nothing about free blocks of the disk, the page cache, snapshots of file systems, "
     "backups, exports, other streams, and consumers that have read the records."
 )
 
 
-@click.command(cls=Command, name="ls")
+@click.command(cls=Command, name="ls", short_help="List erasures of STREAM.")
 @click.argument("stream", shell_complete=complete_stream)
 @server_options
 @debug_option
@@ -83,7 +84,7 @@ def list_erasures(stream: str) -> None:
         note(f"No records of {printable(stream)} were erased.")
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Show an erasure, and what is left of it.")
 @click.argument("stream", shell_complete=complete_stream)
 @click.argument("erasure_id", metavar="ID")
 @server_options
@@ -122,7 +123,32 @@ def show(stream: str, erasure_id: str) -> None:
     print_pairs(pairs)
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Remove the bytes of erased records at once.")
+@click.argument("stream", shell_complete=complete_stream)
+@click.argument("erasure_id", metavar="[ID]", default="")
+@server_options
+@debug_option
+def remove(stream: str, erasure_id: str) -> ExitCode:
+    """Remove the bytes of erased records of STREAM at once: of the erasure ID, or of all.
+
+    The command waits until they are gone. After Ctrl-C the daemon continues. The exit code is 1 if
+    bytes are left.
+
+    \b
+    Examples:
+      liftlog erase remove orders
+      liftlog erase remove orders 5f2c9a10e7b34d68
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        client.remove_erased(stream, erasure_id)
+        left = wait_until_removed(client, stream, erasure_id)
+    if style != "table":
+        write_object({"name": stream, "erasure": erasure_id, "left": left}, style)
+    return ExitCode.FAILED if left else ExitCode.OK
+
+
+@click.command(cls=Command, short_help="Search all files of STREAM for erased records.")
 @click.argument("stream", shell_complete=complete_stream)
 @click.argument("erasure_id", metavar="[ID]", default="")
 @server_options
@@ -172,39 +198,42 @@ def prove(stream: str, erasure_id: str) -> ExitCode:
 
 
 def wait_until_removed(client: SyncClient, stream: str, erasure_id: str) -> int:
-    """Wait until the bytes of an erasure are gone, or until the daemon has removed what it can.
-    Prints why some bytes are left, and returns the number of their records. Ctrl-C ends the wait
-    only."""
+    """Wait until the bytes of an erasure, or of all, are gone, or until the daemon has removed what
+    it can. Prints why some bytes are left, and returns the number of their records. Ctrl-C ends the
+    wait only."""
     pause = _FIRST_LOOK_SECONDS
     try:
         with count_progress("removing") as tell:
             told = ""
             while True:
-                (found,) = client.list_erasures(stream, erasure_id)
-                tell(found.count - found.left, found.count)
-                if found.problem not in ("", told):
-                    told = found.problem
+                found = client.list_erasures(stream, erasure_id)
+                count, left = sum(one.count for one in found), sum(one.left for one in found)
+                tell(count - left, count)
+                problem = next((one.problem for one in found if one.problem), "")
+                if problem not in ("", told):
+                    told = problem
                     note(f"The daemon tries again: {told}")
-                if not found.left or not found.is_removing:
+                if not any(one.left and one.is_removing for one in found):
                     break
                 time.sleep(pause)
                 pause = min(2 * pause, _LOOK_SECONDS)
     except KeyboardInterrupt:
+        where = (
+            f"show {printable(stream)} {erasure_id}" if erasure_id else f"ls {printable(stream)}"
+        )
         note(
             "The records are erased, and the daemon goes on removing their bytes: see "
-            f"`liftlog erase show {printable(stream)} {erasure_id}`."
+            f"`liftlog erase {where}`."
         )
         raise
-    _tell_left(found)
-    return found.left
+    _tell_left(found, left)
+    return left
 
 
-def _tell_left(found: ErasureInfo) -> None:
-    if not found.left:
-        note(
-            "Their bytes are gone from the files of the stream; `liftlog erase prove` checks that."
-        )
+def _tell_left(found: list[ErasureInfo], left: int) -> None:
+    if not left:
+        note("Their bytes are gone from the listed files; `liftlog erase prove` checks all files.")
         return
-    note(f"The bytes of {plural(found.left, 'record')} are left:")
-    for reason in found.reasons:
+    note(f"The bytes of {plural(left, 'record')} are left:")
+    for reason in [reason for one in found if one.left for reason in one.reasons][:_MOST_REASONS]:
         note(f"  {reason}")

@@ -15,8 +15,10 @@ from liftlog.protocol.administration import (
     ListErasures,
     ProofAnswer,
     ProveErasure,
+    RemoveErased,
 )
 from liftlog.protocol.described import ErasureInfo
+from liftlog.protocol.messages import Done
 
 
 class ErasureCalls(ConsumerCalls):
@@ -74,6 +76,12 @@ class ErasureCalls(ConsumerCalls):
         StreamNotFound, InvalidArgument if there is no such erasure, UnknownRequest."""
         request = ListErasures(stream, erasure_id)
         return (await self._call(request, ErasuresAnswer)).infos
+
+    async def remove_erased(self, stream: str, erasure_id: str = "") -> None:
+        """Let the daemon remove the bytes of the records of one erasure at once; without an id, of
+        all erased records. Returns before they are gone: `list_erasures` shows how many are left.
+        Raises StreamNotFound, InvalidArgument if there is no such erasure, UnknownRequest."""
+        await self._call(RemoveErased(stream, erasure_id), Done)
 
     async def prove_erasure(self, stream: str, erasure_id: str = "") -> ErasureProof:
         """Let the daemon search all files of a stream for the records of one erasure. Without an

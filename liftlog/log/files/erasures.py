@@ -6,8 +6,9 @@ The file `erasures` has one line for each erasure:
 
 An entry is durable before its records are hidden, so the list can contain an erasure that was
 interrupted by a stop. When the records are hidden, a line `{"done": <id>}` follows, which is not
-synced. A line whose checksum is wrong (a torn write, or bit rot) does not count. When the file
-becomes too large, it is written again, without the offsets of the oldest entries.
+synced. A line `{"now": <id>}` says that the bytes of its records are to be removed at once. A line
+whose checksum is wrong (a torn write, or bit rot) does not count. When the file becomes too large,
+it is written again, without the offsets of the oldest entries.
 """
 
 from __future__ import annotations
@@ -62,6 +63,12 @@ def append_erasure(fs: FileSystem, directory: Path, one: Erasure) -> None:
 def note_done(fs: FileSystem, directory: Path, erasure_id: str) -> None:
     """Note that the records of an erasure are hidden. Not synced. Raises OSError."""
     _append(fs, directory, {"done": erasure_id}, sync=False)
+
+
+def note_now(fs: FileSystem, directory: Path, erasure_id: str) -> None:
+    """Note that the bytes of an erasure are to be removed at once; durable on return. Raises
+    OSError."""
+    _append(fs, directory, {"now": erasure_id}, sync=True)
 
 
 def _append(fs: FileSystem, directory: Path, content: dict[str, Any], *, sync: bool) -> int:
@@ -130,9 +137,13 @@ def read_erasures(fs: FileSystem, directory: Path) -> Sequence[Erasure]:
         file.close()
     found: dict[str, Erasure] = {}
     for content in _parsed(raw.split(b"\n")):
-        if isinstance(done := content.get("done"), str):
-            if done in found:
-                found[done] = replace(found[done], done=True)
+        if len(content) == 1:
+            ((name, erasure_id),) = content.items()
+            if erasure_id in found:
+                one = found[erasure_id]
+                found[erasure_id] = replace(
+                    one, done=one.done or name == "done", now=one.now or name == "now"
+                )
             continue
         for name in ("ranges", "offsets"):
             content[name] = tuple([tuple(pair) for pair in content.get(name, ())])

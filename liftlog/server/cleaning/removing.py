@@ -133,6 +133,8 @@ class Left(NamedTuple):
 def left_in(log: Log, settings: StreamSettings, left: ErasedSet, now_ns: int) -> Left:
     """Describe where the bytes of these erased records are. Reads a few headers if timestamps are
     not credible."""
+    if not left:
+        return Left(0, 0, (), None)
     view, damaged, since_ns = log.view, damaged_files(log), now_ns - window_ns(settings)
     counts: Counter[str] = Counter()
     size, due_ns = 0, None

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from liftlog.errors import Forbidden
-from liftlog.protocol.administration import EraseRecords, ListErasures, ProveErasure
-from liftlog.protocol.messages import Message
+from liftlog.protocol.administration import (
+    EraseRecords,
+    ListErasures,
+    ProveErasure,
+    RemoveErased,
+)
+from liftlog.protocol.messages import Done, Message
 from liftlog.server.requests.rights import At, Caller, handles
 from liftlog.server.streams.erasing import Eraser
 
@@ -34,3 +39,9 @@ async def _erasures(caller: Caller, message: ListErasures) -> Message:
 async def _prove(caller: Caller, message: ProveErasure) -> Message:
     party = caller.principal or caller.peer
     return await caller.broker.erasing.prove(message.stream, message.erasure_id, party)
+
+
+@handles(RemoveErased, "erase", at=At.LEADER)
+async def _remove(caller: Caller, message: RemoveErased) -> Message:
+    await caller.broker.erasing.remove(message.stream, message.erasure_id)
+    return Done()

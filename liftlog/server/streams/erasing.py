@@ -35,7 +35,7 @@ from liftlog.records.columns import selection as filters
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.administration import Administration
-from liftlog.server.streams.erasures import Progress, begin_proof, list_erasures
+from liftlog.server.streams.erasures import Progress, begin_proof, list_erasures, note_removal
 from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.settings import check_incarnation
 
@@ -233,6 +233,15 @@ class Erasing:
         return await asyncio.to_thread(
             list_erasures, host.log, host.settings, erasure_id, self._now_ns(), progress
         )
+
+    async def remove(self, name: str, erasure_id: str = "") -> None:
+        """Let the cleaner remove the bytes of the records of one erasure at once, or of all erased
+        records. Does not wait for that. Raises the errors of `erasures`."""
+        host = self._administration.changeable(name)
+        remover = self._remover()
+        offsets = await asyncio.to_thread(note_removal, host.log, erasure_id)
+        if offsets:
+            remover.remove_now(host, offsets)
 
     async def prove(self, name: str, erasure_id: str, party: Hashable) -> ProofAnswer:
         """Search all files of the stream for erased records. Raises the errors of `erasures`."""

@@ -4,19 +4,20 @@ the stream for erased records. Blocking."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from liftlog.errors import InvalidArgument
 from liftlog.log import Log
 from liftlog.log.erased import ErasedSet
-from liftlog.log.files.erasures import Erasure, read_erasures
+from liftlog.log.files.erasures import Erasure, note_now, read_erasures
 from liftlog.log.files.filesystem import storage_errors
-from liftlog.log.offline.proving import Examined, examine
-from liftlog.log.offline.repair import KEPT_NAME
 from liftlog.protocol.administration import MAX_ERASURES, ErasuresAnswer, ProofAnswer
 from liftlog.protocol.described import ErasureInfo, ProvenFile
 from liftlog.server.cleaning.removing import left_in
 from liftlog.settings import StreamSettings
+
+if TYPE_CHECKING:
+    from liftlog.log.offline.proving import Examined
 
 _SHOWN_RANGES = 64
 
@@ -95,10 +96,32 @@ def _offsets_of(one: Erasure) -> ErasedSet:
     return ErasedSet.from_plain(one.offsets) if one.offsets else ErasedSet.of_ranges(one.ranges)
 
 
+def note_removal(log: Log, erasure_id: str) -> ErasedSet:
+    """Note that the bytes of an erasure, or of all, are to be removed at once, so that a start
+    continues. Returns the erased records whose bytes are still there. Raises InvalidArgument,
+    StorageError, DiskFull."""
+    erased = log.view.erased
+    if erased is None:
+        _listed(log, erasure_id)
+        return ErasedSet({})
+    wanted = ErasedSet({})
+    for one in _listed(log, erasure_id):
+        offsets = _offsets_of(one) & erased
+        if offsets and not one.now:
+            with storage_errors(f"noting a removal of {log.name}"):
+                note_now(log.environment.fs, log.directory, one.erasure_id)
+        wanted |= offsets
+    return wanted if erasure_id else erased
+
+
 class Proof:
     """A search in all files of a stream, step by step. Used by one thread at a time."""
 
     def __init__(self, log: Log, wanted: ErasedSet) -> None:
+        # Imported here, because a daemon needs these tools only for a proof.
+        from liftlog.log.offline.proving import examine
+        from liftlog.log.offline.repair import KEPT_NAME
+
         self._wanted = wanted
         self._found = ErasedSet({})
         self._files: list[ProvenFile] = []

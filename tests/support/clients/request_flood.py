@@ -344,6 +344,7 @@ def _of_streams(world: FloodWorld) -> Requests:
         "erase": [{"s": "spent", "o": [1, 3, 5, 9], "d": dry} for dry in (True, False)]
         + [{"s": "big", "fs": ["big.*.10"], "fh": ["None"], "d": True}],
         "erasures": [{"s": "spent"}],
+        "eraseremove": [{"s": "spent"}],
         "prove": [{"s": "spent"}, {"s": "big"}],
         "lease": [{"s": "spent", "o": "earliest", "t": 60_000}],
         "renew": [{"s": "big", "l": world.lease, "t": 3_600_000}],

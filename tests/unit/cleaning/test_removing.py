@@ -207,6 +207,26 @@ async def test_a_removal_goes_on_after_a_start(cleaning: Cleaning) -> None:
         await asyncio.wait({running})
 
 
+async def test_the_bytes_of_earlier_erasures_can_be_removed(cleaning: Cleaning) -> None:
+    log, erasing = host_of(cleaning).log, cleaning.running.broker.erasing
+    first, second = [await erase(cleaning, (at, at + 2), now=False) for at in (3, 40)]
+    await cleaning.round()
+    assert log.view.erased is not None
+    assert len(log.view.erased) == 4
+    await erasing.remove("s", second)
+    assert (await shown(cleaning, second)).is_removing
+    assert not (await shown(cleaning, first)).is_removing
+    assert [one.now for one in read_erasures(log.environment.fs, log.directory)] == [False, True]
+    await cleaning.round()
+    assert len(log.view.erased) == 2
+    await erasing.remove("s")
+    await cleaning.round()
+    assert log.view.erased is None
+    await erasing.remove("s")  # nothing is left
+    with pytest.raises(InvalidArgument, match="no erasure"):
+        await erasing.remove("s", "another")
+
+
 async def test_damage_keeps_bytes_and_is_named(cleaning: Cleaning) -> None:
     log = host_of(cleaning).log
     victim = log.segments[1]

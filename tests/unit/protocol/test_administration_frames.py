@@ -56,6 +56,7 @@ EXAMPLES: list[Message] = [
     ),
     a.ListErasures("orders", "0f1e"),
     a.ProveErasure("orders", "0f1e"),
+    a.RemoveErased("orders", "0f1e"),
     a.ErasuresAnswer([ErasureInfo("0f1e", 17, "ops", "why", count=5).to_wire()], 3),
     a.ProofAnswer(5, 1, 3, 4096, [ProvenFile("x.log", False, 99, 1, 5, "odd").to_wire()]),
     a.AcquireLease("orders", "earliest", 60_000, "export"),

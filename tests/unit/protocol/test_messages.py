@@ -62,6 +62,7 @@ EXAMPLES: list[Message] = [
     a.ListErasures("s"),
     a.ListErasures("s", "0f1e"),
     a.ProveErasure("s", "0f1e"),
+    a.RemoveErased("s", "0f1e"),
     a.ErasuresAnswer([ErasureInfo("0f1e", 17, "ops", "why", count=5).to_wire()], 3),
     a.ProofAnswer(5, 1, 3, 4096, [ProvenFile("x.log", False, 99, 1, 5, "odd").to_wire()]),
     a.Erased(17, "0f1e", False, [5, 9]),

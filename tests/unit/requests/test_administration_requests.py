@@ -222,6 +222,7 @@ def test_both_clients_have_the_same_methods() -> None:
         "erase",
         "erasures",
         "prove",
+        "eraseremove",
         *[kind.KIND for kind in kinds],
     }
     assert len(methods(Calls)) == len(REQUESTS.keys() - elsewhere)
@@ -259,7 +260,7 @@ def test_every_request_is_answered_behind_the_gate() -> None:
     assert operations == {
         **dict.fromkeys(admin, "admin"),
         **dict.fromkeys(read, "read"),
-        **dict.fromkeys(("erase", "erasures", "prove"), "erase"),
+        **dict.fromkeys(("erase", "erasures", "prove", "eraseremove"), "erase"),
         "streamsfor": None,
         "metadata": None,
     }
