@@ -72,6 +72,18 @@ class ErasedSet:
             chunks[number] = bitmap(memoryview(relative))
         return cls(chunks)
 
+    @classmethod
+    def of_all(cls, sets: Iterable[ErasedSet]) -> ErasedSet:
+        """Return the offsets of all these sets, without the unreadable files."""
+        chunks: dict[int, BitMap] = {}
+        for one in sets:
+            for number, bits in one.chunks.items():
+                if number in chunks:
+                    chunks[number] |= bits
+                else:
+                    chunks[number] = bits.copy()
+        return cls(chunks)
+
     def __len__(self) -> int:
         return sum([len(bits) for bits in self.chunks.values()])
 

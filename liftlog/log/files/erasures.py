@@ -8,13 +8,14 @@ An entry is durable before its records are hidden, so the list can contain an er
 interrupted by a stop. When the records are hidden, a line `{"done": <id>}` follows, which is not
 synced. A line `{"now": <id>}` says that the bytes of its records are to be removed at once. A line
 whose checksum is wrong (a torn write, or bit rot) does not count. When the file becomes too large,
-it is written again, without the offsets of the oldest entries.
+it is written again: the oldest entries lose their offsets, and if they are still too many, those of
+the same principal and reason become one entry.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ from liftlog.log.files.unreadable import read_zeroed
 
 ERASURES_NAME = "erasures"
 MOST_BYTES = 32 * 1024 * 1024
-"""Size of the file from which on it is written again, in bytes; it is then at most half as large,
-unless it has very many entries."""
+"""Size of the file from which on it is written again, in bytes. It is then at most about 5/8 as
+large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Erasure:
     records that were hidden. `selector` is a hash of the filter, empty without one.
 
     `offsets` are the hidden records (`ErasedSet.to_plain`). It is empty if it would be too large,
-    in lines of older versions, and for the oldest entries of a long list. With `now`, their bytes
+    in lines of older versions, and for the oldest entries of a long list, each of which can stand
+    for several erasures. With `now`, their bytes
     are to be removed at once. `done` is False if it is not known whether the records were hidden.
     """
 
@@ -92,25 +94,57 @@ def _append(fs: FileSystem, directory: Path, content: dict[str, Any], *, sync: b
 
 
 def _shorten(fs: FileSystem, directory: Path) -> None:
-    """Write the list again without the offsets of the oldest entries."""
-    kept: list[bytes] = []
-    room = MOST_BYTES // 2
-    for one in reversed(read_erasures(fs, directory)):
-        line = _line(_content(one))
-        if len(line) > room:
-            line = _line(_content(replace(one, offsets=())))
-        room -= len(line)
-        kept.append(line)
+    """Write the list again, with a short form of the oldest entries. The newer lines, which are
+    most of the list, are copied."""
     path = directory / ERASURES_NAME
+    lines = _read(fs, path).split(b"\n")
+    room, at = MOST_BYTES // 2, len(lines)
+    while at and len(lines[at - 1]) < room:
+        at -= 1
+        room -= len(lines[at]) + 1
+    oldest = [_line(_content(one)) for one in _in_short(_entries(lines[:at]))]
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     file = fs.open(temporary, create=True)
     try:
-        write_all(file, [b"".join(reversed(kept))], 0)
+        write_all(file, [b"".join(oldest) + b"\n".join(lines[at:])], 0)
         file.fdatasync()
     finally:
         file.close()
     fs.rename(temporary, path)
     fs.fsync_directory(directory)
+
+
+def _in_short(entries: Sequence[Erasure]) -> Sequence[Erasure]:
+    """Return entries without their offsets. If they are still too many, return one entry for each
+    principal and reason, or one for all."""
+    if _fit(entries):
+        return [replace(one, offsets=()) for one in entries]
+    found = _joined(entries, lambda one: (one.principal, one.reason))
+    return found if _fit(found) else _joined(found, lambda _: ())
+
+
+def _fit(entries: Sequence[Erasure]) -> bool:
+    """Return True if the lines of these entries without offsets take at most about an eighth of the
+    list."""
+    texts = sum([len(one.principal) + len(one.reason) for one in entries])
+    ranges = sum([len(one.ranges) for one in entries])
+    return 200 * len(entries) + texts + 24 * ranges <= MOST_BYTES // 8
+
+
+def _joined(entries: Iterable[Erasure], kind: Callable[[Erasure], Hashable]) -> list[Erasure]:
+    """Return one entry for all of the same kind: the newest of them, with the sum of the records,
+    and one range around all ranges."""
+    kinds: dict[Hashable, list[Erasure]] = {}
+    for one in entries:
+        kinds.setdefault(kind(one), []).append(one)
+    found: list[Erasure] = []
+    for some in kinds.values():
+        borders = [border for one in some for pair in one.ranges for border in pair]
+        ranges = ((min(borders), max(borders)),) if borders else ()
+        count = sum([one.count for one in some])
+        newest = replace(some[-1], count=count, ranges=ranges, offsets=(), selector="", now=False)
+        found.append(replace(newest, done=True))
+    return sorted(found, key=lambda one: one.time_ns)
 
 
 def _content(one: Erasure) -> dict[str, Any]:
@@ -128,15 +162,20 @@ def _line(content: dict[str, Any]) -> bytes:
 def read_erasures(fs: FileSystem, directory: Path) -> Sequence[Erasure]:
     """Return the erasures of a stream, oldest first. Raises OSError."""
     path = directory / ERASURES_NAME
-    if not fs.exists(path):
-        return ()
+    return _entries(_read(fs, path).split(b"\n")) if fs.exists(path) else ()
+
+
+def _read(fs: FileSystem, path: Path) -> bytes:
     file = fs.open(path, writable=False)
     try:
-        raw = read_zeroed(file, file.size(), 0)
+        return read_zeroed(file, file.size(), 0)
     finally:
         file.close()
+
+
+def _entries(lines: Iterable[bytes]) -> Sequence[Erasure]:
     found: dict[str, Erasure] = {}
-    for content in _parsed(raw.split(b"\n")):
+    for content in _parsed(lines):
         if len(content) == 1:
             ((name, erasure_id),) = content.items()
             if erasure_id in found:

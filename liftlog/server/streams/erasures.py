@@ -167,10 +167,12 @@ def begin_proof(log: Log, erasure_id: str) -> Proof:
     """Begin to search for the records of one erasure, or of all. Without an id, leaves out records
     that readers still get, because an erasure was interrupted: its entry names them. Raises
     InvalidArgument, StorageError."""
-    wanted = ErasedSet({})
+    wanted, erased = list[ErasedSet](), log.view.erased
     for one in _listed(log, erasure_id):
         offsets = _offsets_of(one)
-        if not (one.done or erasure_id):
+        if not one.offsets:  # the ranges may also have records that were not erased
+            offsets = ErasedSet({}) if erased is None else offsets & erased
+        elif not (one.done or erasure_id):
             offsets -= log.structure.select(offsets).selection.offsets
-        wanted |= offsets
-    return Proof(log, wanted)
+        wanted.append(offsets)
+    return Proof(log, ErasedSet.of_all(wanted))

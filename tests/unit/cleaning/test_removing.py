@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -293,10 +294,10 @@ async def test_an_interrupted_erasure_is_named(cleaning: Cleaning) -> None:
 async def test_a_long_list_keeps_its_entries(
     cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftlog.log.files.erasures.MOST_BYTES", 4000)
+    monkeypatch.setattr("liftlog.log.files.erasures.MOST_BYTES", 20_000)
     log = host_of(cleaning).log
     ids = []
-    for number in range(12):
+    for number in range(24):
         ids.append(f"{number:x}")
         offsets = ErasedSet.of_ranges([(n, n + 1) for n in range(number, 600, 2)]).to_plain()
         one = Erasure(ids[-1], 1, "", "", 300, ((1, 600),), offsets=offsets)
@@ -307,7 +308,33 @@ async def test_a_long_list_keeps_its_entries(
     assert [bool(one.offsets) for one in found][-1]
     assert not found[0].offsets
     assert all(one.done for one in found)
-    assert (log.directory / "erasures").stat().st_size < 5000
+    assert (log.directory / "erasures").stat().st_size < 20_000
+
+
+async def test_the_oldest_entries_of_a_very_long_list_become_one(
+    cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each erasure would write the whole list again, while commits wait."""
+    monkeypatch.setattr("liftlog.log.files.erasures.MOST_BYTES", 20_000)
+    log, sizes = host_of(cleaning).log, list[int]()
+    for number in range(600):
+        offsets = ErasedSet.of_ranges([(number, number + 1)]).to_plain()
+        reason = "deleted" if number % 3 else f"request {number // 300}"
+        ranges = ((number, number + 1),)
+        one = Erasure(f"{number:x}", number, "", reason, 1, ranges, offsets=offsets)
+        append_erasure(log.environment.fs, log.directory, one)
+        note_done(log.environment.fs, log.directory, one.erasure_id)
+        sizes.append((log.directory / "erasures").stat().st_size)
+    assert max(sizes) < 21_000
+    rewrites = sum(after < before for before, after in pairwise(sizes))
+    assert 0 < rewrites < 30
+    found = read_erasures(log.environment.fs, log.directory)
+    assert sum([one.count for one in found]) == 600
+    assert [one.erasure_id for one in found[-20:]] == [f"{one:x}" for one in range(580, 600)]
+    assert all(one.offsets for one in found[-20:])
+    assert found[0].ranges[0][0] == 0
+    assert {one.reason for one in found} == {"deleted", "request 0", "request 1"}
+    assert (await prove(cleaning)).found == 0
 
 
 async def test_a_filter_and_now(cleaning: Cleaning) -> None:
