@@ -36,6 +36,8 @@ from liftlog.settings import StreamSettings
 logger = logging.getLogger("liftlog.server.cleaner")
 
 _READ_BYTES = 4 * 1024 * 1024
+_SETTLE_SECONDS = 30.0
+"""Maximum wait for the scan for the last offsets of subjects, in seconds."""
 _SNAPSHOT_NAME = "dedupe"
 """The file with the message ids of a clean stop. It is of no use once the stream has been opened,
 and it may contain the ids of erased records."""
@@ -88,6 +90,9 @@ class Removals:
             active = log.segments[-1]
             if left.count_in(active.base_offset, log.high_watermark):
                 await host.run_exclusive(log.writer.roll)
+            # A rewrite takes the offsets out of the erased set. The last offsets of subjects have
+            # to be corrected before.
+            await host.subjects.settled(_SETTLE_SECONDS)
             segment = self._next(log, left)
             if segment is not None:
                 await self._remove(host, state, segment)

@@ -117,6 +117,8 @@ async def _erase(
     for one in deletions:
         wanted |= one.offsets
     try:
+        if request.led_stream() is not host:  # the offsets of another one are other messages
+            raise NotReady("the stream was deleted or moved meanwhile", hint="try again")
         async with search_limit() as is_found:
             eraser = Eraser("", (OVER_NATS, _REASON, host.name), is_found, "jetstream")
             with host.subjects.erasing():

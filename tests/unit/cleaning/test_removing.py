@@ -4,9 +4,11 @@ that still count."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.daemons.local_cleaning import Cleaning
@@ -18,6 +20,7 @@ from liftlog.log.files.kept_ids import KEPT_IDS_NAME, read_kept_ids
 from liftlog.protocol.administration import EraseRecords, ErasuresAnswer, ProofAnswer
 from liftlog.protocol.described import ErasureInfo
 from liftlog.sequencing import DedupeWindow, MessageRun
+from liftlog.server.commits import subjects
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.reading.fairness import FairThreads
 from liftlog.server.reading.selecting import MatchFinder
@@ -335,6 +338,35 @@ async def test_the_oldest_entries_of_a_very_long_list_become_one(
     assert found[0].ranges[0][0] == 0
     assert {one.reason for one in found} == {"deleted", "request 0", "request 1"}
     assert (await prove(cleaning)).found == 0
+
+
+async def test_the_last_offsets_of_subjects_are_corrected_first(
+    cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the removal, only the scan knows that the record was erased."""
+    await cleaning.running.broker.create_stream("t", {"subject": "t", "subject_sequences": {}})
+    host = cleaning.running.broker.hosts["t"]
+    for value in (b"1", b"2"):
+        host.receive(MessageRun([b"t"], [b""], [value], [b""], has_cookie=False))
+        host.kick()
+        await host.drained()
+    may_scan, scan = threading.Event(), subjects.scan_subjects
+
+    def slowly(*arguments: Any) -> Any:
+        assert may_scan.wait(10)
+        return scan(*arguments)
+
+    monkeypatch.setattr(subjects, "scan_subjects", slowly)
+    await cleaning.running.broker.erasing.erase(EraseRecords("t", [2, 3], now=True), ME)
+    table = host.sequencer.subjects
+    assert table is not None
+    round_ = asyncio.create_task(cleaning.round())
+    await asyncio.sleep(0.2)
+    assert table.last_offset(b"t") is None
+    may_scan.set()
+    await round_
+    assert host.log.view.erased is None
+    assert table.last_offset(b"t") == 1
 
 
 async def test_a_filter_and_now(cleaning: Cleaning) -> None:

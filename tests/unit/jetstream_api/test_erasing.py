@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from support.daemons.local_broker import Running
 from support.disks.simfs import SimFileSystem
 from support.worlds.rewriting import add, keyed, row
 
-from liftlog.errors import DiskFull, LiftlogError
+from liftlog.errors import DiskFull, LiftlogError, NotReady
 from liftlog.log.erased import ErasedSet
+from liftlog.server.jetstream_api import erasing
 from liftlog.server.jetstream_api.erasing import Deletion, Deletions, Result
 from liftlog.server.jetstream_api.messages.buckets import BucketIndex
 
@@ -98,3 +101,28 @@ async def test_requests_that_wait_are_carried_out_together() -> None:
     for one in failing:
         with pytest.raises(DiskFull):
             await asyncio.wait_for(one, 5)
+
+
+async def test_a_deletion_that_has_waited_does_not_concern_a_new_stream(tmp_path: Path) -> None:
+    """The stream was deleted and created again meanwhile: its offsets are those of other
+    messages."""
+    running = Running(tmp_path)
+    broker = await running.start()
+    settings = {"subject": "in", "dedupe_window": "0s"}
+    await broker.create_stream("s", settings)
+    host = broker.hosts["s"]
+    request: Any = SimpleNamespace(broker=broker, stream="s", led_stream=lambda: broker.hosts["s"])
+    deletions, lookup = Deletions(erasing._erase), cast(Any, None)
+    queue = deletions._queues.setdefault(host, erasing._Queue())
+    async with queue.lock:
+        waiting = asyncio.create_task(
+            deletions.delete(request, lookup, Deletion(1, b"in", these()))
+        )
+        await asyncio.sleep(0)
+        await broker.delete_stream("s")
+        await broker.create_stream("s", settings)
+        await running.publish("s", b"new")
+    with pytest.raises(NotReady):
+        await waiting
+    assert broker.hosts["s"].log.view.record_count == 1
+    await broker.close()
