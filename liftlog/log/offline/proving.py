@@ -9,7 +9,8 @@ reader still has open.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,33 +63,47 @@ class Examined(NamedTuple):
 
 
 def examine(
-    fs: FileSystem, directory: Path, kept: Path | None, wanted: ErasedSet, manifest: Manifest
+    fs: FileSystem,
+    directory: Path,
+    kept: Path | None,
+    wanted: ErasedSet,
+    manifest: Callable[[], Manifest],
 ) -> Iterator[Examined | None]:
     """Search the files of a stream for these records. `kept` is the directory with the copies of
-    repairs. Yields the result for each file. Also yields None after each few megabytes, so that the
-    caller can pause. Raises OSError."""
-    listed = {one.file_name for one in manifest.segments}
-    known = listed | {one.file_name for one in manifest.erased}
-    for name in sorted(fs.list_directory(directory)):
-        if name in _WITHOUT_CONTENT:
-            continue
-        stem, _, suffix = name.rpartition(".")
-        beside = f".{suffix}"
-        if name == DEDUPE_NAME:
-            yield _message_ids(fs, directory, wanted)
-        elif beside in DERIVED_SUFFIXES:
-            if f"{stem}.log" not in listed:
-                problem = "belongs to a segment that is not listed any more"
-                yield Examined(name, False, _size(fs, directory / name), ErasedSet({}), problem)
-        elif beside in (ERASED_SUFFIX, ".index"):  # offsets, positions and times
-            continue
-        else:
-            yield from _records(fs, directory / name, name, wanted, is_listed=name in known)
+    repairs; `manifest` returns the present manifest. Yields the result for each file, and None
+    after each few megabytes, for a pause. If files are rewritten meanwhile, the new ones are
+    searched, too. Raises OSError."""
+    seen = set[str]()
+    while names := sorted({*fs.list_directory(directory)} - seen):
+        seen.update(names)
+        listed = {one.file_name for one in manifest().segments}
+        for name in names:
+            with suppress(FileNotFoundError):  # removed since the directory was listed
+                yield from _examine_one(fs, directory, name, wanted, listed)
     if kept is not None:
         for folder in _folders(fs, kept, directory.name):
             for name in sorted(fs.list_directory(folder)):
                 shown = f"{kept.name}/{folder.name}/{name}"
                 yield from _records(fs, folder / name, shown, wanted, is_listed=False)
+
+
+def _examine_one(
+    fs: FileSystem, directory: Path, name: str, wanted: ErasedSet, listed: Collection[str]
+) -> Iterator[Examined | None]:
+    """Search a file of the stream's directory; see `examine`. `listed` are the names of the segment
+    files that the manifest lists."""
+    if name in _WITHOUT_CONTENT:
+        return
+    stem, _, suffix = name.rpartition(".")
+    beside = f".{suffix}"
+    if name == DEDUPE_NAME:
+        yield _message_ids(fs, directory, wanted)
+    elif beside in DERIVED_SUFFIXES:
+        if f"{stem}.log" not in listed:
+            problem = "belongs to a segment that is not listed any more"
+            yield Examined(name, False, _size(fs, directory / name), ErasedSet({}), problem)
+    elif beside not in (ERASED_SUFFIX, ".index"):  # they hold offsets, positions and times
+        yield from _records(fs, directory / name, name, wanted, is_listed=name in listed)
 
 
 def _folders(fs: FileSystem, kept: Path, stream: str) -> list[Path]:

@@ -129,8 +129,10 @@ class Proof:
         # The data directory has the streams in a folder of their own.
         kept = log.directory.parent.parent / KEPT_NAME
         self._log = log
-        fs, manifest = log.environment.fs, log.view.manifest
-        self._steps: Iterator[Examined | None] = examine(fs, log.directory, kept, wanted, manifest)
+        fs = log.environment.fs
+        self._steps: Iterator[Examined | None] = examine(
+            fs, log.directory, kept, wanted, lambda: log.view.manifest
+        )
 
     def step(self) -> bool:
         """Search some more megabytes; return False at the end. Raises StorageError."""

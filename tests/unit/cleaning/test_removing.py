@@ -17,6 +17,7 @@ from liftlog.errors import InvalidArgument, StorageError
 from liftlog.log.erased import ErasedSet
 from liftlog.log.files.erasures import Erasure, append_erasure, note_done, read_erasures
 from liftlog.log.files.kept_ids import KEPT_IDS_NAME, read_kept_ids
+from liftlog.log.rewrite import RebatchJob, apply_rebatch, rebatch
 from liftlog.protocol.administration import EraseRecords, ErasuresAnswer, ProofAnswer
 from liftlog.protocol.described import ErasureInfo
 from liftlog.sequencing import DedupeWindow, MessageRun
@@ -26,6 +27,7 @@ from liftlog.server.reading.fairness import FairThreads
 from liftlog.server.reading.selecting import MatchFinder
 from liftlog.server.streams.dedupe_restoring import restore_dedupe, write_dedupe_snapshot
 from liftlog.server.streams.erasing import Eraser
+from liftlog.server.streams.erasures import begin_proof
 
 COUNT = 90
 ME = Eraser("ops", "me")
@@ -367,6 +369,32 @@ async def test_the_last_offsets_of_subjects_are_corrected_first(
     await round_
     assert host.log.view.erased is None
     assert table.last_offset(b"t") == 1
+
+
+async def test_a_proof_searches_files_that_are_rewritten_meanwhile(
+    cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liftlog.log.offline.proving._PAUSE_BYTES", 1)
+    log = host_of(cleaning).log
+    segment = log.segments[2]
+    await erase(cleaning, (segment.base_offset, segment.base_offset + 1), now=False)
+    search = begin_proof(log, "")
+    assert search.step()
+    # A job that had begun before the erasure.
+    job = RebatchJob(
+        str(log.directory),
+        segment.entry(),
+        epochs=log.view.manifest.epochs,
+        incarnation=log.incarnation,
+    )
+    result = rebatch(job, log.environment.fs)
+    assert result.swaps
+    apply_rebatch(log, result)
+    while search.step():
+        pass
+    answer = search.answer()
+    assert answer.found == 1
+    assert [one["file"] for one in answer.files] == [log.segments[2].path.name]
 
 
 async def test_a_filter_and_now(cleaning: Cleaning) -> None:
