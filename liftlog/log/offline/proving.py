@@ -46,7 +46,8 @@ _WITHOUT_CONTENT = frozenset(
 )
 """Files without subjects, keys, ids and values: they hold offsets, and keyed hashes."""
 _WINDOW_BYTES = 256 * 1024
-_PAUSE_BYTES = 4 * 1024 * 1024
+PAUSE_BYTES = 4 * 1024 * 1024
+"""Number of bytes of a file after which the search pauses."""
 _MOST_RANGES = 8
 
 
@@ -184,7 +185,7 @@ class _FileSearch:
             else:
                 self._take(header, position)
                 position += header.length
-            if position - paused >= _PAUSE_BYTES:
+            if position - paused >= PAUSE_BYTES:
                 paused = position
                 yield
 

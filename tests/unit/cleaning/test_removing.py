@@ -374,7 +374,7 @@ async def test_the_last_offsets_of_subjects_are_corrected_first(
 async def test_a_proof_searches_files_that_are_rewritten_meanwhile(
     cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftlog.log.offline.proving._PAUSE_BYTES", 1)
+    monkeypatch.setattr("liftlog.log.offline.proving.PAUSE_BYTES", 1)
     log = host_of(cleaning).log
     segment = log.segments[2]
     await erase(cleaning, (segment.base_offset, segment.base_offset + 1), now=False)
