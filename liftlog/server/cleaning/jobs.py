@@ -183,6 +183,8 @@ class JobRunner:
         except BaseException:
             await self.in_thread(lambda: _discard(log, result.new_files))
             raise
+        if job.erased and host.subjects.is_scanning:
+            host.subjects.request()  # the table can no longer tell which of its records are erased
         state.rebatched_segments += 1
         logger.info(
             "rebatched stream=%s segment=%s batches_in=%d batches_out=%d",

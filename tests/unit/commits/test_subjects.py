@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -625,3 +626,36 @@ async def test_erasures_of_one_stream_select_once_each(
     )
     assert [one.count for one in done] == [2] * 16
     assert len(selected) == 16
+
+
+async def test_the_last_offset_is_unknown_until_a_scan_and_scans_that_can_wait_leave_time(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running.broker.create_stream("s", SETTINGS)
+    host = running.broker.hosts["s"]
+    await store(host, [b"in.a", b"in.b", b"in.a", b"in.a"])
+    scans: list[float] = []
+    scan_subjects = subjects_module.scan_subjects
+
+    def slow(*arguments: Any) -> Any:
+        scans.append(time.monotonic())
+        time.sleep(0.1)
+        return scan_subjects(*arguments)
+
+    monkeypatch.setattr(subjects_module, "scan_subjects", slow)
+    host.log.structure.erase(ErasedSet.of_ranges([(4, 5)]))
+    assert known(host, [b"in.a", b"in.b"]) == [None, 2]
+    host.subjects.request_later()  # nothing was scanned before
+    await until(lambda: known(host, [b"in.a", b"in.b"]) == [3, 2])
+    await until(lambda: not host.subjects.is_scanning)
+
+    host.log.structure.erase(ErasedSet.of_ranges([(3, 4)]))
+    host.subjects.request_later()
+    await until(lambda: known(host, [b"in.a", b"in.b"]) == [1, 2])
+    assert scans[1] - scans[0] > 1.0  # ten times as long as the scan before
+
+    host.log.structure.erase(ErasedSet.of_ranges([(1, 2)]))
+    host.subjects.request_later()
+    host.subjects.request()
+    await until(lambda: known(host, [b"in.a", b"in.b"]) == [0, 2])
+    assert scans[2] - scans[1] < 1.0
