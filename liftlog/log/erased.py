@@ -140,7 +140,7 @@ class ErasedSet:
     @property
     def range_count(self) -> int:
         """The number of ranges of the set, as `ranges` divides it."""
-        count, before = 0, -1
+        count, before = 0, -2
         for number in self._numbers:
             bits = self.chunks[number]
             count += len(bits) - bits.intersection_cardinality(bits.shift(1))

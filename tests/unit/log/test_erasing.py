@@ -499,3 +499,16 @@ def test_clean_stretches_are_not_copied() -> None:
         (False, 1, 81), (True, 81, 161), (False, 161, 1961), (True, 1961, 2001),
         (False, 2001, 3961), (True, 3961, 4001),
     ]  # fmt: skip
+
+
+def test_the_number_of_ranges() -> None:
+    chunk = 1 << 24
+    assert ErasedSet({}).range_count == 0
+    for ranges in (
+        [(0, 1)],
+        [(0, 3), (5, 6)],
+        [(1, 2)],
+        [(chunk - 2, chunk + 2)],
+        [(chunk, 3 * chunk)],
+    ):
+        assert ErasedSet.of_ranges(ranges).range_count == len(ranges)
