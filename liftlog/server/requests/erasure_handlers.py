@@ -32,16 +32,26 @@ async def _erase(caller: Caller, message: EraseRecords) -> Message:
 
 @handles(ListErasures, "erase", at=At.LEADER)
 async def _erasures(caller: Caller, message: ListErasures) -> Message:
-    return await caller.broker.erasing.erasures(message.stream, message.erasure_id)
+    only = _only_own(caller, message.stream)
+    return await caller.broker.erasing.erasures(message.stream, message.erasure_id, only)
 
 
 @handles(ProveErasure, "erase", at=At.LEADER)
 async def _prove(caller: Caller, message: ProveErasure) -> Message:
     party = caller.principal or caller.peer
-    return await caller.broker.erasing.prove(message.stream, message.erasure_id, party)
+    only = _only_own(caller, message.stream)
+    return await caller.broker.erasing.prove(message.stream, message.erasure_id, party, only)
 
 
 @handles(RemoveErased, "erase", at=At.LEADER)
 async def _remove(caller: Caller, message: RemoveErased) -> Message:
     await caller.broker.erasing.remove(message.stream, message.erasure_id)
     return Done()
+
+
+def _only_own(caller: Caller, stream: str) -> str | None:
+    """Return the principal if it may erase records on some subjects only: it sees its own erasures,
+    because the reasons and offsets of others tell about other subjects. Otherwise None."""
+    principal = caller.principal
+    subjects = caller.gate.erasable_subjects(principal, stream, peer=caller.peer)
+    return None if subjects is None else principal or ""

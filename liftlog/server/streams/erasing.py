@@ -223,15 +223,17 @@ class Erasing:
 
     # --- questions ---
 
-    async def erasures(self, name: str, erasure_id: str = "") -> ErasuresAnswer:
-        """Return the list of erasures, or one of them. Raises InvalidArgument if there is no such
-        erasure."""
+    async def erasures(
+        self, name: str, erasure_id: str = "", principal: str | None = None
+    ) -> ErasuresAnswer:
+        """Return the list of erasures, or one of them; with `principal`, only those of this
+        principal. Raises InvalidArgument if there is no such erasure."""
         host = self._administration.running(name)
         compactor, progress = self._hosted.compactor, Progress()
         if compactor is not None and compactor.removals.is_requested(host):
             progress = Progress(True, compactor.failures().get(host.name, ""))
         return await asyncio.to_thread(
-            list_erasures, host.log, host.settings, erasure_id, self._now_ns(), progress
+            list_erasures, host.log, host.settings, erasure_id, self._now_ns(), progress, principal
         )
 
     async def remove(self, name: str, erasure_id: str = "") -> None:
@@ -243,13 +245,16 @@ class Erasing:
         if offsets:
             remover.remove_now(host, offsets)
 
-    async def prove(self, name: str, erasure_id: str, party: Hashable) -> ProofAnswer:
-        """Search all files of the stream for erased records. Raises the errors of `erasures`."""
+    async def prove(
+        self, name: str, erasure_id: str, party: Hashable, principal: str | None = None
+    ) -> ProofAnswer:
+        """Search all files of the stream for erased records; with `principal`, only for those that
+        it has erased. Raises the errors of `erasures`."""
         host, finder = self._administration.running(name), self._finder()
         if finder is None:
             raise NotReady("the daemon does not search its streams yet", hint="try again")
         async with self._places.of(host, party):
-            search = await asyncio.to_thread(begin_proof, host.log, erasure_id)
+            search = await asyncio.to_thread(begin_proof, host.log, erasure_id, principal)
             while await finder.run(party, search.step):
                 pass
             return search.answer()

@@ -31,19 +31,26 @@ class Progress(NamedTuple):
 
 
 def list_erasures(
-    log: Log, settings: StreamSettings, erasure_id: str, now_ns: int, progress: Progress
+    log: Log,
+    settings: StreamSettings,
+    erasure_id: str,
+    now_ns: int,
+    progress: Progress,
+    principal: str | None = None,
 ) -> ErasuresAnswer:
-    """Return the newest erasures, or only the one with this id. Raises InvalidArgument if there is
-    none, StorageError."""
-    found = _listed(log, erasure_id)
+    """Return the newest erasures, or only the one with this id; with `principal`, only those of
+    this principal. Raises InvalidArgument if there is none, StorageError."""
+    found = _listed(log, erasure_id, principal)
     newest = [*reversed(found)][:MAX_ERASURES]
     shown = [_described(log, settings, one, now_ns, progress).to_wire() for one in newest]
     return ErasuresAnswer(shown, len(found))
 
 
-def _listed(log: Log, erasure_id: str) -> list[Erasure]:
+def _listed(log: Log, erasure_id: str, principal: str | None = None) -> list[Erasure]:
     with storage_errors(f"reading the erasures of {log.name}"):
         found = list(read_erasures(log.environment.fs, log.directory))
+    if principal is not None:
+        found = [one for one in found if one.principal == principal]
     if not erasure_id:
         return found
     wanted = [one for one in found if one.erasure_id == erasure_id]
@@ -165,12 +172,12 @@ class Proof:
         return ProofAnswer(len(self._wanted), len(self._found), self._count, self._size, shown)
 
 
-def begin_proof(log: Log, erasure_id: str) -> Proof:
+def begin_proof(log: Log, erasure_id: str, principal: str | None = None) -> Proof:
     """Begin to search for the records of one erasure, or of all. Without an id, leaves out records
     that readers still get, because an erasure was interrupted: its entry names them. Raises
     InvalidArgument, StorageError."""
     wanted, erased = list[ErasedSet](), log.view.erased
-    for one in _listed(log, erasure_id):
+    for one in _listed(log, erasure_id, principal):
         offsets = _offsets_of(one)
         if not one.offsets:  # the ranges may also have records that were not erased
             offsets = ErasedSet({}) if erased is None else offsets & erased

@@ -299,6 +299,14 @@ async def test_a_rule_may_limit_erasures_to_some_subjects(running: Running) -> N
         assert hidden(running) == [2, 3, 6, 7]
         assert (await some.erase("s", filter=Filter(key=b"k0", subject="s.a"))).count == 0
 
+        assert (await blind.erase("s", [(1, 2)], reason="about s.a")).count == 1
+        assert [one.reason for one in await blind.list_erasures("s")] == ["about s.a", ""]
+        assert [one.principal for one in await some.list_erasures("s")] == ["some"]
+        assert (await some.prove_erasure("s")).records == 4
+        (other,) = [one for one in await blind.list_erasures("s") if one.principal == "blind"]
+        with pytest.raises(InvalidArgument, match="no erasure"):
+            await some.list_erasures("s", other.erasure_id)
+
         search = selecting.MatchFinder.find
 
         async def find_and_reload(*arguments: Any) -> Any:
@@ -310,4 +318,4 @@ async def test_a_rule_may_limit_erasures_to_some_subjects(running: Running) -> N
             patch.setattr(selecting.MatchFinder, "find", find_and_reload)
             with pytest.raises(Forbidden, match="changed"):
                 await some.erase("s", filter=Filter(subject="s.>"))
-        assert hidden(running) == [2, 3, 6, 7]
+        assert hidden(running) == [1, 2, 3, 6, 7]
