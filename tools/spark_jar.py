@@ -34,6 +34,7 @@ _NEEDED = (
     "zstd-jni-",
     "lz4-java-",
     "kryo-shaded-",
+    "RoaringBitmap-",
 )
 
 

@@ -22,8 +22,9 @@ One half:
      60  CRC-32C of the bytes before it   4
      64  a Roaring bitmap in the portable format: offsets relative to the first offset
 
-The entry in the manifest contains the CRC-32C of a whole half, so a file that fits its entry is
-exactly the file that the manifest means.
+The entry in the manifest contains the CRC-32C of a whole half. This checksum does not depend on the
+header, because the header ends with its own. So a half fits if it also has the first offset of the
+entry; then it holds the offsets that the manifest means, whichever stream it was written for.
 """
 
 from __future__ import annotations

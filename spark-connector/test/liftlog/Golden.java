@@ -7,6 +7,7 @@ import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.HexFormat;
+import java.util.Set;
 import java.util.stream.Stream;
 import java.util.stream.StreamSupport;
 import org.junit.jupiter.api.DynamicTest;
@@ -20,6 +21,8 @@ public final class Golden {
     public static final String DIRECTORY = "/logs/orders";
 
     private static final Path ROOT = Path.of(System.getProperty("golden"));
+
+    private static final Set<String> WHOLE = Set.of("sketched", "erased", "far");
 
     private Golden() {}
 
@@ -45,12 +48,12 @@ public final class Golden {
     }
 
     /**
-     * The files of a stream below {@link #DIRECTORY}: those of {@code data}, unless {@code over}
-     * has another one of that name.
+     * The files of a stream below {@link #DIRECTORY}. Of those that are older forms of {@code
+     * data}, only the files that differ are there.
      */
     public static MemoryFiles stream(String over) {
         MemoryFiles files = new MemoryFiles();
-        if (!over.equals("sketched")) {
+        if (!WHOLE.contains(over)) {
             add(files, "data");
         }
         add(files, over);

@@ -19,6 +19,13 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from crc32c import crc32c
+from support.disks.golden_erased import (
+    Damage,
+    damage_of_erased_files,
+    erase_three_times,
+    far_files,
+    files_of,
+)
 from support.disks.golden_log import (
     BATCHES,
     BOOT_ID,
@@ -43,6 +50,7 @@ from support.worlds.rewriting import (
 
 from liftlog.errors import LiftlogError
 from liftlog.log import DataDir, Log
+from liftlog.log.erased import read_listed
 from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.log.files.manifest import Manifest, SegmentEntry, read_manifest
 from liftlog.log.segment.index import SparseIndex, index_path
@@ -56,7 +64,7 @@ from liftlog.spark.file_transport import FileTransport
 from liftlog.spark.options import parse_options
 from liftlog.spark.scan import plan, read
 
-STREAMS = ("data", "sketched")
+STREAMS = ("data", "sketched", "erased", "far")
 RARE, NEVER = "orders.rare", "orders.never"
 SUBJECTS = ("orders.eu", "orders.us", RARE, NEVER)
 KEYS = (b"k3", b"k99")
@@ -171,9 +179,14 @@ def refusal(raw: bytes) -> dict[str, str]:
 # --- a stream with all files beside its segments ---
 
 
-def sketched_files() -> dict[str, bytes]:
+def files() -> dict[str, dict[str, bytes]]:
+    """The files of the streams that this module writes."""
+    return {"sketched": sketched_files(), "erased": sketched_files(erase=True), "far": far_files()}
+
+
+def sketched_files(*, erase: bool = False) -> dict[str, bytes]:
     """A segment that was compacted, and one with batches of all kinds of parts; both have a sketch
-    and a subject index. An active one follows."""
+    and a subject index. An active one follows. Some records are erased if `erase`."""
     fs = SimFileSystem()
     fs.make_directory(STREAM.parent)
     data_dir = DataDir(DATA_DIR, environment(fs, FakeClock()))
@@ -190,13 +203,10 @@ def sketched_files() -> dict[str, bytes]:
     add(log, [[Row(BASE_NS + 200 * MINUTE_NS, "orders.eu", None, b"active", b"")]])
     sketch_segments(log, fs, with_subjects=True)
     log.commit_up_to(log.sync())
+    if erase:
+        erase_three_times(log)
     log.close()
-    after = fs.kill()
-    return {
-        name: after.read(STREAM / name)
-        for name in after.list_directory(STREAM)
-        if not name.startswith("acked")
-    }
+    return files_of(fs)
 
 
 def second_segment() -> Iterator[list[Row]]:
@@ -251,6 +261,7 @@ def described(directory: Path) -> dict[str, Any]:
             for one in sealed_ones
             if (found := described_subjects(directory, one, manifest))
         },
+        "erased": erased_ranges(fs, directory, manifest),
         "times": [[ns, offset_at(directory, ns)] for ns in times(directory, manifest)],
         "records": [list(one) for one in records(directory, manifest)],
     }
@@ -277,7 +288,18 @@ def described_manifest(manifest: Manifest) -> dict[str, Any]:
             for one in manifest.quarantined
         ],
         "epochs": manifest.epochs,
+        "erased": [
+            [one.file_name, one.first_offset, one.next_offset, one.count, one.size_bytes,
+             one.crc32c]
+            for one in manifest.erased
+        ],
     }  # fmt: skip
+
+
+def erased_ranges(fs: OsFileSystem, directory: Path, manifest: Manifest) -> list[tuple[int, int]]:
+    found, problems = read_listed(fs, directory, manifest.erased)
+    assert not problems
+    return [] if found is None else found.ranges()
 
 
 def described_index(directory: Path, entry: SegmentEntry, manifest: Manifest) -> dict[str, Any]:
@@ -290,7 +312,8 @@ def described_index(directory: Path, entry: SegmentEntry, manifest: Manifest) ->
         position = one.position
     batches = list(iter_batches((directory / entry.file_name).read_bytes(), verify=False))
     stamps = sorted({batch.header.max_timestamp_ns for batch in batches})
-    asked = [entry.base_offset - 1, *range(entry.base_offset, entry.next_offset + 1)]
+    begins = [batch.header.base_offset for batch in batches]
+    asked = [entry.base_offset - 1, *begins, entry.next_offset]
     floors = [[offset, *index.floor(offset)[:2]] for offset in asked]
     return {
         "entries": found,
@@ -387,14 +410,16 @@ def put(file: str, position: int, raw: bytes) -> Change:
 def damage() -> list[Case]:
     """Changes to the files of a stream. A read reports these lost offsets if it may skip them, and
     otherwise this error."""
-    made = [*damage_of_segments(), *damage_of_manifests(), *damage_beside_segments()]
+    made = [
+        *damage_of_segments(),
+        *damage_of_manifests(),
+        *damage_beside_segments(),
+        *damage_of_erased_files(),
+    ]
     return [
         {"name": name, "stream": stream, "changes": changes, **report(stream, changes)}
         for name, stream, changes in made
     ]
-
-
-Damage = tuple[str, str, list[Change]]
 
 
 def stored(stream: str, file: str) -> bytes:
@@ -557,16 +582,17 @@ def told(error: LiftlogError, directory: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    for name, raw in sketched_files().items():
-        path = GOLDEN / "sketched/streams/orders" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(raw)
-    for name, content in (
+    for stream, content in files().items():
+        for name, raw in content.items():
+            path = GOLDEN / stream / "streams/orders" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(raw)
+    for name, described_ones in (
         ("damaged-batches", damaged_batches()),
         ("streams", streams()),
         ("damage", damage()),
     ):
-        (GOLDEN / f"{name}.json").write_text(lines(content))
+        (GOLDEN / f"{name}.json").write_text(lines(described_ones))
 
 
 def lines(content: Any) -> str:

@@ -31,6 +31,8 @@ public final class FileTransport implements Transport {
     private final long notBeforeNs;
     private final long notAfterNs;
     private final byte[] subject; // null: several
+    private List<Manifest.Erased> erasedFiles = List.of();
+    private ErasedSet erased; // what these files say; null if there is none
 
     /**
      * Batches with no record of [notBeforeNs, notAfterNs] are left out, and perhaps records that are
@@ -62,7 +64,8 @@ public final class FileTransport implements Transport {
 
     @Override
     public long offsetAt(long timestampNs) {
-        Manifest manifest = manifest();
+        Look look = look(0, Long.MAX_VALUE);
+        Manifest manifest = look.manifest();
         Losses skipped = new Losses(stream, false);
         for (Manifest.Segment segment : manifest.committed()) {
             if (segment.maxTimestampNs() < timestampNs) {
@@ -72,13 +75,13 @@ public final class FileTransport implements Transport {
                             store, directory, manifest, segment, new Window());
                     RecordBatch batch = new RecordBatch()) {
                 long from = reader.index().floorTime(timestampNs).offset();
-                reader.seek(manifest, Math.max(from, manifest.logStartOffset()),
+                reader.seek(manifest, look.erased(), Math.max(from, manifest.logStartOffset()),
                         segment.nextOffset(), skipped,
                         header -> header.maxTimestampNs() >= timestampNs);
                 while (reader.next(batch)) {
                     for (int row = batch.first(); row < batch.last(); row++) {
                         // Columns are cut to microseconds; so is what Spark asks for.
-                        if (batch.timestampNs(row) >= timestampNs) {
+                        if (batch.timestampNs(row) >= timestampNs && !batch.isHidden(row)) {
                             return batch.offset(row);
                         }
                     }
@@ -262,7 +265,8 @@ public final class FileTransport implements Transport {
         }
 
         private void openNext() throws IOException {
-            Manifest manifest = manifest();
+            Look look = look(range.first(), range.end());
+            Manifest manifest = look.manifest();
             checkSame(manifest, range);
             long end = end();
             if (reached < manifest.logStartOffset()) {
@@ -300,7 +304,7 @@ public final class FileTransport implements Transport {
             if (parts != null) {
                 open.readParts(parts, need);
             }
-            open.seek(manifest, reached, until, losses, this::isWanted);
+            open.seek(manifest, look.erased(), reached, until, losses, this::isWanted);
         }
 
         /** Whether the open segment is read by its subject index, up to the end of the range. */
@@ -380,6 +384,35 @@ public final class FileTransport implements Transport {
 
     private Manifest manifest() {
         return Manifest.read(store, directory, last);
+    }
+
+    /** A manifest, and which records of a range are erased by it; null if none is. */
+    private record Look(Manifest manifest, ErasedSet erased) {}
+
+    /**
+     * Reads the manifest, and its erased files with offsets of [first, end). Streams without them
+     * do not load a class of Roaring.
+     */
+    private Look look(long first, long end) {
+        while (true) {
+            Manifest manifest = manifest();
+            List<Manifest.Erased> files = manifest.erased(first, end);
+            if (files.equals(erasedFiles)) {
+                return new Look(manifest, erased);
+            }
+            try {
+                ErasedSet found = files.isEmpty() ? null : ErasedSet.read(store, directory, files);
+                // A daemon may have replaced the files since the manifest was read.
+                if (found == null || found.isComplete()
+                        || manifest().erased(first, end).equals(files)) {
+                    erased = found;
+                    erasedFiles = files;
+                    return new Look(manifest, found);
+                }
+            } catch (IOException error) {
+                throw failed(error);
+            }
+        }
     }
 
     private long sizeOf(String path) {

@@ -8,6 +8,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Set;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import liftlog.records.Bytes;
@@ -16,7 +17,7 @@ import liftlog.records.Failure;
 
 /**
  * What a stream's directory consists of: the file {@code manifest}, or {@code manifest.copy} if
- * that cannot be read.
+ * that cannot be read. Version 2 lists erased files.
  */
 public record Manifest(
         String lineage,
@@ -28,12 +29,14 @@ public record Manifest(
         boolean isCompacted,
         List<Segment> segments,
         List<Quarantined> quarantined,
+        List<Erased> erased,
         Epochs epochs) {
 
     public static final String NAME = "manifest";
     private static final String COPY = "manifest.copy";
     private static final String SKIPPED =
             "offsets skipped after an unreadable tail that was not acked";
+    private static final Set<String> VERSIONS = Set.of("1", "2");
     private static final Pattern FIRST_LINE =
             Pattern.compile("liftlog manifest (\\d+) crc32c=([0-9a-f]{8})");
     private static final ObjectMapper JSON = new ObjectMapper();
@@ -46,6 +49,17 @@ public record Manifest(
     /** Offsets [first, next) that are gone, and where their bytes are, if there are any. */
     public record Quarantined(
             long first, long next, String segment, long position, long end, boolean isLoss) {}
+
+    /**
+     * One listed file with offsets of erased records. Offsets from {@code next} on do not count;
+     * {@code count} is the number of offsets in the file, {@code sizeBytes} the size of each half.
+     */
+    public record Erased(
+            long first, long next, long number, long count, long sizeBytes, int check) {
+        public String file() {
+            return String.format("%020d.%d.erased", first, number);
+        }
+    }
 
     /** The last one that was read: a task asks for the manifest with each segment. */
     static final class Last {
@@ -121,6 +135,13 @@ public record Manifest(
         return names;
     }
 
+    /** The erased files with offsets of [first, end). */
+    List<Erased> erased(long first, long end) {
+        return erased.stream()
+                .filter(one -> one.first() < end && one.next() > first)
+                .toList();
+    }
+
     /** Whether it is known that bytes of this segment are damaged. */
     boolean isDamaged(Segment segment) {
         return quarantined.stream().anyMatch(one -> one.segment().equals(segment.file()));
@@ -157,7 +178,7 @@ public record Manifest(
         if (line == raw.length || !first.matches()) {
             throw new Failure(Failure.CORRUPT_METADATA, path + " is not a manifest");
         }
-        if (!first.group(1).equals("1")) {
+        if (!VERSIONS.contains(first.group(1))) {
             throw new Failure(Failure.NEWER_FORMAT,
                     path + " has version " + first.group(1) + ", which is not known",
                     "upgrade this liftlog: `liftlog docs how-to/upgrade`");
@@ -197,6 +218,16 @@ public record Manifest(
                     one.get("end_position").asLong(),
                     !one.get("reason").asText().equals(SKIPPED)));
         }
+        List<Erased> erased = new ArrayList<>();
+        for (JsonNode one : root.path("erased")) {
+            erased.add(new Erased(
+                    one.get("first_offset").asLong(),
+                    one.get("next_offset").asLong(),
+                    one.get("number").asLong(),
+                    one.get("count").asLong(),
+                    one.get("size_bytes").asLong(),
+                    (int) one.get("crc32c").asLong()));
+        }
         List<long[]> epochs = new ArrayList<>();
         for (JsonNode one : root.get("epochs")) {
             epochs.add(new long[] {one.get(0).asLong(), one.get(1).asLong()});
@@ -216,6 +247,7 @@ public record Manifest(
                 isCompacted(root.path("metadata").path("settings").path("compaction")),
                 segments,
                 quarantined,
+                erased,
                 new Epochs(epochs));
     }
 

@@ -29,6 +29,7 @@ final class SegmentReader implements AutoCloseable {
     private SubjectRuns runs; // null: batch after batch is read
     private boolean isIndexBad;
     private Manifest manifest;
+    private ErasedSet erased; // null: no record is erased
     private Losses losses;
     private Predicate<BatchHeader> wanted;
     private SegmentWalk walk;
@@ -90,9 +91,14 @@ final class SegmentReader implements AutoCloseable {
         return reached;
     }
 
-    /** Begins at an offset. Batches that are not wanted are passed over, but are no gap. */
-    void seek(Manifest listed, long first, long stop, Losses about, Predicate<BatchHeader> keep) {
+    /**
+     * Begins at an offset. Batches that are not wanted are passed over, but are no gap. Records of
+     * {@code gone} are hidden; null: none is erased.
+     */
+    void seek(Manifest listed, ErasedSet gone, long first, long stop, Losses about,
+            Predicate<BatchHeader> keep) {
         manifest = listed;
+        erased = gone;
         losses = about;
         wanted = header -> header.nextOffset() > reached && keep.test(header);
         seekOn(first, stop);
@@ -162,6 +168,7 @@ final class SegmentReader implements AutoCloseable {
                 reached = Math.max(from, Math.min(into.header().nextOffset(), end));
                 into.trim(from, end);
                 if (isWanted && into.first() < into.last()) {
+                    hideErased(into);
                     return true;
                 }
             }
@@ -190,8 +197,15 @@ final class SegmentReader implements AutoCloseable {
         if (!isWanted || header.baseOffset() >= end) {
             return false;
         }
+        hideErased(into);
         into.trim(before, end);
         return into.first() < into.last();
+    }
+
+    private void hideErased(RecordBatch shown) {
+        if (erased != null) {
+            erased.hideIn(shown);
+        }
     }
 
     /** Reports [first, next) as lost, except offsets that held no acked record. */

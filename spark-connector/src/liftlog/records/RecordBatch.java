@@ -9,6 +9,7 @@ import static liftlog.records.BatchHeader.TIMESTAMP_DELTAS;
 import static liftlog.records.BatchHeader.TOMBSTONES;
 
 import java.util.Arrays;
+import java.util.BitSet;
 
 /**
  * A view of one record batch at a time; a reader uses one object for all its batches.
@@ -55,6 +56,8 @@ public final class RecordBatch implements AutoCloseable {
     private boolean areIdsChecked;
     private int first;
     private int last;
+    private final BitSet hidden = new BitSet(); // records between first and last that are erased
+    private int hiddenBelow; // no later record was hidden yet
 
     /**
      * Shows the batch at {@code at}, whose header was read and whose body was checked. Its bytes
@@ -75,8 +78,7 @@ public final class RecordBatch implements AutoCloseable {
         }
         readable = end;
         locate(columns);
-        first = 0;
-        last = of.recordCount();
+        showAll();
     }
 
     /**
@@ -97,15 +99,64 @@ public final class RecordBatch implements AutoCloseable {
         if (values.data != readable) {
             throw new CorruptBatch("the values begin elsewhere");
         }
-        first = 0;
-        last = of.recordCount();
+        showAll();
     }
 
     /** Shows a batch of which nothing is used but offsets and times that its header tells. */
     public void loadHeader(BatchHeader of) {
         header = of;
+        showAll();
+    }
+
+    private void showAll() {
         first = 0;
-        last = of.recordCount();
+        last = header.recordCount();
+        if (hiddenBelow > 0) {
+            hidden.clear();
+            hiddenBelow = 0;
+        }
+    }
+
+    /** Hides the record with this offset, if there is one. The offsets must ascend. */
+    public void hide(long offset) {
+        int row = offset - header.baseOffset() < header.recordCount()
+                ? (int) (offset - header.baseOffset())
+                : header.recordCount() - 1;
+        if (header.has(OFFSET_DELTAS)) { // with holes, so it has this number or a lower one
+            int low = hiddenBelow;
+            while (low < row) {
+                int middle = (low + row) >>> 1;
+                if (offset(middle) < offset) {
+                    low = middle + 1;
+                } else {
+                    row = middle;
+                }
+            }
+        }
+        if (row >= hiddenBelow && offset(row) == offset) {
+            hidden.set(row);
+            hiddenBelow = row + 1;
+        }
+    }
+
+    /** Whether perhaps not all records between {@code first} and {@code last} are to be shown. */
+    public boolean hidesSome() {
+        return hiddenBelow > 0;
+    }
+
+    /** Whether a record was erased. */
+    public boolean isHidden(int row) {
+        return hidden.get(row);
+    }
+
+    /** How many records are to be shown. */
+    public int shownCount() {
+        int count = last - first;
+        for (int row = hidden.nextSetBit(first); 0 <= row && row < last;
+                row = hidden.nextSetBit(row + 1)) {
+            count--;
+        }
+        return count;
     }
 
     /** Hides the records below {@code from} and those at or above {@code to}. */

@@ -5,8 +5,8 @@ import liftlog.records.RecordBatch;
 /** The checked batches of one range. */
 public interface BatchSource extends AutoCloseable {
     /**
-     * Shows the next batch in {@code into}, without records outside the range; false at the end. Its
-     * bytes change with the next call.
+     * Shows the next batch in {@code into}, without records outside the range; false at the end. Erased
+     * records are hidden in it, perhaps all. Its bytes change with the next call.
      */
     boolean next(RecordBatch into);
 

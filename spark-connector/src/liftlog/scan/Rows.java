@@ -22,6 +22,7 @@ public final class Rows {
     private int first;
     private int count;
     private boolean all;
+    private boolean hides; // some records of the batch are erased
 
     public Rows(ScanOptions options) {
         pattern = options.subject() == null ? null : Subjects.tokens(options.subject());
@@ -58,7 +59,8 @@ public final class Rows {
         first = batch.first();
         count = batch.last() - first;
         boolean bySubject = pattern != null || subjects != null;
-        all = !bySubject && keys == null && newest == null;
+        hides = batch.hidesSome();
+        all = !bySubject && keys == null && newest == null && !hides;
         if (all || count == 0) {
             return count;
         }
@@ -102,7 +104,8 @@ public final class Rows {
     /** Apart from its subject. */
     private boolean isWanted(RecordBatch batch, int record) {
         return (keys == null || hasKey(batch, record))
-                && (newest == null || newest.holds(batch, record));
+                && (newest == null || newest.holds(batch, record))
+                && (!hides || !batch.isHidden(record));
     }
 
     /** Checks the ends of the rows' items in a column, before they are used. */

@@ -16,7 +16,7 @@ public final class ReadMetrics {
     void note(RecordBatch batch) {
         batches++;
         bytes += batch.header().length();
-        records += batch.last() - batch.first();
+        records += batch.shownCount();
     }
 
     CustomTaskMetric[] values(long lost) {

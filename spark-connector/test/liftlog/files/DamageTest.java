@@ -50,7 +50,7 @@ class DamageTest {
     private static void check(JsonNode expected, Failure error) {
         String name = expected.get("name").asText();
         assertEquals(name, error.name());
-        if (!OTHER_WORDS.contains(name)) {
+        if (!OTHER_WORDS.contains(name) || expected.get("reason").asText().contains(".erased")) {
             assertEquals(expected.get("reason").asText(),
                     error.reason().replace(Golden.DIRECTORY, "DIRECTORY"));
             assertEquals(expected.get("hint").asText(), error.hint());

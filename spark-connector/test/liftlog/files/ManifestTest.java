@@ -4,7 +4,6 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotSame;
 import static org.junit.jupiter.api.Assertions.assertSame;
-import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.fasterxml.jackson.databind.JsonNode;
@@ -14,7 +13,6 @@ import java.util.List;
 import liftlog.Golden;
 import liftlog.MemoryFiles;
 import liftlog.records.Bytes;
-import liftlog.records.Failure;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
@@ -22,7 +20,8 @@ import org.junit.jupiter.params.provider.CsvSource;
 class ManifestTest {
     /** The older ones hold the same, as far as their versions wrote it. */
     @ParameterizedTest
-    @CsvSource({"data,data", "older,data", "single,data", "unnamed,data", "sketched,sketched"})
+    @CsvSource({"data,data", "older,data", "single,data", "unnamed,data", "sketched,sketched",
+        "erased,erased", "far,far"})
     void content(String stream, String described) {
         Manifest found = Manifest.read(Golden.stream(stream), Golden.DIRECTORY);
         JsonNode expected = Streams.described(described).get("manifest");
@@ -48,6 +47,15 @@ class ManifestTest {
                     one.get(5).asBoolean()));
         }
         assertEquals(quarantined, found.quarantined());
+        List<Manifest.Erased> erased = new ArrayList<>();
+        for (JsonNode one : expected.get("erased")) {
+            String[] name = one.get(0).asText().split("\\.");
+            erased.add(new Manifest.Erased(one.get(1).asLong(), one.get(2).asLong(),
+                    Long.parseLong(name[1]), one.get(3).asLong(), one.get(4).asLong(),
+                    (int) one.get(5).asLong()));
+            assertEquals(one.get(0).asText(), erased.get(erased.size() - 1).file());
+        }
+        assertEquals(erased, found.erased());
         List<List<Long>> epochs = new ArrayList<>();
         expected.get("epochs").forEach(
                 one -> epochs.add(List.of(one.get(0).asLong(), one.get(1).asLong())));
@@ -98,26 +106,6 @@ class ManifestTest {
         Manifest second = Manifest.read(files, Golden.DIRECTORY, last);
         assertNotSame(first, second);
         assertEquals(3, second.leaderEpoch());
-    }
-
-    /** This reader would show erased records, which only version 2 of the manifest lists. */
-    @Test
-    void aStreamWithErasedRecordsIsRefused() {
-        MemoryFiles files = Golden.stream("data");
-        for (String name : List.of("/manifest", "/manifest.copy")) {
-            String path = Golden.DIRECTORY + name;
-            String body = new String(files.get(path), StandardCharsets.UTF_8)
-                    .replaceFirst("(?s).*?\n", "")
-                    .replace("\"generation\"", "\"erased\":[{\"first_offset\":3}],\"generation\"");
-            byte[] raw = body.getBytes(StandardCharsets.UTF_8);
-            files.put(path, String.format("liftlog manifest 2 crc32c=%08x%n%s",
-                    Bytes.crc32c(raw, 0, raw.length), body)
-                    .getBytes(StandardCharsets.UTF_8));
-        }
-        Failure refused = assertThrows(Failure.class,
-                () -> Manifest.read(files, Golden.DIRECTORY));
-        assertTrue(refused.is(Failure.NEWER_FORMAT));
-        assertTrue(refused.getMessage().contains("version 2"));
     }
 
     @Test

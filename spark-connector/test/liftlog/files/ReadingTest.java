@@ -23,6 +23,7 @@ import liftlog.scan.Narrowing;
 import liftlog.scan.StreamState;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** Rows of the golden streams, by all ways of reading. */
@@ -33,14 +34,14 @@ class ReadingTest {
     private static final String SUBJECTS = LOG.replace(".log", ".subjects");
 
     @ParameterizedTest
-    @ValueSource(strings = {"data", "older", "single", "unnamed", "sketched"})
+    @ValueSource(strings = {"data", "older", "single", "unnamed", "sketched", "erased", "far"})
     void allRows(String stream) {
-        String described = stream.equals("sketched") ? stream : "data";
+        String described = Set.of("sketched", "erased", "far").contains(stream) ? stream : "data";
         assertEquals(Streams.left(described), new Read(Golden.stream(stream)).rows());
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"data", "sketched"})
+    @ValueSource(strings = {"data", "sketched", "erased"})
     void everyRangeOfOffsets(String stream) {
         MemoryFiles files = Golden.stream(stream);
         List<Row> all = Streams.left(stream);
@@ -80,15 +81,16 @@ class ReadingTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"orders.eu", "orders.us", RARE, "orders.never"})
-    void rowsOfASubject(String subject) {
-        List<Row> all = Streams.left("sketched");
+    @CsvSource({"sketched,orders.eu", "sketched,orders.us", "sketched," + RARE,
+        "sketched,orders.never", "erased,orders.eu", "erased,orders.us", "erased," + RARE})
+    void rowsOfASubject(String stream, String subject) {
+        List<Row> all = Streams.left(stream);
         List<Set<String>> columns = List.of(Streams.ALL, Set.of(Columns.OFFSET),
                 Set.of(Columns.OFFSET, Columns.TIMESTAMP), Set.of(Columns.KEY, Columns.SUBJECT),
                 Set.of(Columns.VALUE), Set.of(Columns.HEADERS));
         for (List<String> without : List.of(
                 List.<String>of(), List.of(SUBJECTS), List.of(SKETCH), List.of(SUBJECTS, SKETCH))) {
-            MemoryFiles files = Golden.stream("sketched");
+            MemoryFiles files = Golden.stream(stream);
             without.forEach(files::remove);
             for (Set<String> some : columns) {
                 assertEquals(Streams.some(all, some, row -> row.subject().equals(subject)),
@@ -121,7 +123,7 @@ class ReadingTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"data", "sketched"})
+    @ValueSource(strings = {"data", "sketched", "erased", "far"})
     void offsetsOfTimes(String stream) {
         FileTransport transport = new Read(Golden.stream(stream)).transport();
         for (JsonNode one : Streams.described(stream).get("times")) {

@@ -58,12 +58,13 @@ final class Streams {
         return found;
     }
 
-    /** Those that retention and known damage have left. */
+    /** Those that retention, erasures and known damage have left. */
     static List<Row> left(String name) {
         JsonNode manifest = described(name).get("manifest");
         return written(name).stream()
                 .filter(row -> row.offset() >= manifest.get("log_start_offset").asLong())
                 .filter(row -> !isIn(row.offset(), manifest.get("quarantined")))
+                .filter(row -> !isIn(row.offset(), described(name).get("erased")))
                 .toList();
     }
 
