@@ -67,14 +67,15 @@ def note_done(fs: FileSystem, directory: Path, erasure_id: str) -> None:
     _append(fs, directory, {"done": erasure_id}, sync=False)
 
 
-def note_now(fs: FileSystem, directory: Path, erasure_id: str) -> None:
-    """Note that the bytes of an erasure are to be removed at once; durable on return. Raises
+def note_now(fs: FileSystem, directory: Path, erasure_ids: Iterable[str]) -> None:
+    """Note that the bytes of some erasures are to be removed at once; durable on return. Raises
     OSError."""
-    _append(fs, directory, {"now": erasure_id}, sync=True)
+    _append(fs, directory, *[{"now": one} for one in erasure_ids], sync=True)
 
 
-def _append(fs: FileSystem, directory: Path, content: dict[str, Any], *, sync: bool) -> int:
-    """Add a line; returns the size of the file."""
+def _append(fs: FileSystem, directory: Path, *contents: dict[str, Any], sync: bool) -> int:
+    """Add lines; returns the size of the file. Only the writer of the log may call it: two calls at
+    the same time would overwrite each other's lines."""
     path = directory / ERASURES_NAME
     is_new = not fs.exists(path)
     file = fs.open(path, create=is_new)
@@ -82,7 +83,7 @@ def _append(fs: FileSystem, directory: Path, content: dict[str, Any], *, sync: b
         # After a torn write, the next line begins in a new line.
         size = file.size()
         last = file.pread(1, size - 1) if size else b"\n"
-        line = _line(content)
+        line = b"".join([_line(one) for one in contents])
         write_all(file, [b"" if last == b"\n" else b"\n", line], size)
         if sync:
             file.fdatasync()

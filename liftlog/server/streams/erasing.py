@@ -35,7 +35,13 @@ from liftlog.records.columns import selection as filters
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.administration import Administration
-from liftlog.server.streams.erasures import Progress, begin_proof, list_erasures, note_removal
+from liftlog.server.streams.erasures import (
+    Progress,
+    begin_proof,
+    list_erasures,
+    note_removal,
+    to_remove,
+)
 from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.settings import check_incarnation
 
@@ -241,7 +247,11 @@ class Erasing:
         records. Does not wait for that. Raises the errors of `erasures`."""
         host = self._administration.changeable(name)
         remover = self._remover()
-        offsets = await asyncio.to_thread(note_removal, host.log, erasure_id)
+        ids, offsets = await asyncio.to_thread(to_remove, host.log, erasure_id)
+        if ids:
+            await host.exclusively(
+                lambda: note_removal(host.log, ids), reserve=self._hosted.reserve
+            )
         if offsets:
             remover.remove_now(host, offsets)
 

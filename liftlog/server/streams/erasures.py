@@ -103,22 +103,23 @@ def _offsets_of(one: Erasure) -> ErasedSet:
     return ErasedSet.from_plain(one.offsets) if one.offsets else ErasedSet.of_ranges(one.ranges)
 
 
-def note_removal(log: Log, erasure_id: str) -> ErasedSet:
-    """Note that the bytes of an erasure, or of all, are to be removed at once, so that a start
-    continues. Returns the erased records whose bytes are still there. Raises InvalidArgument,
-    StorageError, DiskFull."""
-    erased = log.view.erased
+def to_remove(log: Log, erasure_id: str) -> tuple[list[str], ErasedSet]:
+    """Return the erased records of an erasure, or of all, whose bytes are still there, and the ids
+    of those erasures for which `note_removal` is to be called. Raises InvalidArgument,
+    StorageError."""
+    listed, erased = _listed(log, erasure_id), log.view.erased
     if erased is None:
-        _listed(log, erasure_id)
-        return ErasedSet({})
-    wanted = ErasedSet({})
-    for one in _listed(log, erasure_id):
-        offsets = _offsets_of(one) & erased
-        if offsets and not one.now:
-            with storage_errors(f"noting a removal of {log.name}"):
-                note_now(log.environment.fs, log.directory, one.erasure_id)
-        wanted |= offsets
-    return wanted if erasure_id else erased
+        return [], ErasedSet({})
+    found = [(one, offsets) for one in listed if (offsets := _offsets_of(one) & erased)]
+    ids = [one.erasure_id for one, _ in found if not one.now]
+    return ids, ErasedSet.of_all([some for _, some in found]) if erasure_id else erased
+
+
+def note_removal(log: Log, erasure_ids: list[str]) -> None:
+    """Note that the bytes of these erasures are to be removed at once, so that a start continues.
+    Called by the writer of the log. Raises StorageError, DiskFull."""
+    with storage_errors(f"noting a removal of {log.name}"):
+        note_now(log.environment.fs, log.directory, erasure_ids)
 
 
 class Proof:
