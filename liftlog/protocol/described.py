@@ -135,8 +135,8 @@ class ErasureInfo(Described):
 
     - `ranges`: the requested ranges of offsets, each [first, next); at most 64 of them.
     - `selector`: a hash of the filter; empty without one.
-    - `count`: number of records that were hidden, from `first_offset` to `last_offset`; both
-      offsets are -1 if the list does not have them.
+    - `count`: number of records that were hidden, from `first_offset` to `last_offset` in
+      `range_count` ranges; these three are None if the list does not have the offsets.
     - `left`: number of these records whose bytes are still in segments of the stream, with about
       `left_bytes` bytes.
     - `now`: True if the removal of their bytes was requested at once. `is_removing` is True until
@@ -152,9 +152,9 @@ class ErasureInfo(Described):
     selector: str = ""
     count: int = 0
     ranges: list[list[int]] = field(default_factory=list)
-    range_count: int = 0
-    first_offset: int = -1
-    last_offset: int = -1
+    range_count: int | None = None
+    first_offset: int | None = None
+    last_offset: int | None = None
     left: int = 0
     left_bytes: int = 0
     now: bool = False
@@ -167,7 +167,8 @@ class ErasureInfo(Described):
 class ProvenFile(Described):
     """A file with a finding of a search for erased records.
 
-    `found` is the number of these records in the file, the first one at `first_offset`. `is_listed`
+    `found` is the number of these records in the file, the first one at `first_offset`, which is
+    None if there are none. `is_listed`
     is True if the manifest lists the file. `problem` describes the part that could not be examined,
     or other content that the file may hold.
     """
@@ -176,7 +177,7 @@ class ProvenFile(Described):
     is_listed: bool = False
     size_bytes: int = 0
     found: int = 0
-    first_offset: int = -1
+    first_offset: int | None = None
     problem: str = ""
 
 

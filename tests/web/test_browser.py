@@ -263,7 +263,7 @@ def test_from_the_overview_to_a_record(daemon: Daemon, window: NewWindow) -> Non
     expect(page.get_by_role("heading", level=1)).to_contain_text("orders")
     page.get_by_text("As a table").click()
     assert page.get_by_role("region", name="Segments, a table").locator("tbody tr").count() > 1
-    page.get_by_role("link", name="Records").click()
+    page.get_by_role("link", name="Records", exact=True).click()
     assert page.locator("table.records tbody tr").count() == 50
     page.get_by_label("Subject").fill("orders.us.>")
     page.get_by_label("Key").fill("k-3")
@@ -294,7 +294,7 @@ def test_without_javascript(daemon: Daemon, window: NewWindow) -> None:
     page.get_by_role("link", name="Resume…").click()
     page.get_by_role("button", name="Resume").click()
     expect(page.locator("h1 .state")).to_have_text("attached")
-    page.get_by_role("link", name="Records").click()
+    page.get_by_role("link", name="Records", exact=True).click()
     page.get_by_label("From time").fill("1h")
     page.get_by_role("button", name="Show").click()
     assert page.locator("table.records tbody tr").count() == 3

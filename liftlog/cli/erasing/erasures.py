@@ -110,9 +110,9 @@ def show(stream: str, erasure_id: str) -> None:
         ("reason", printable(found.reason) or "-"),
         ("records", f"{found.count:,}"),
     ]
-    if found.first_offset >= 0:
+    if found.first_offset is not None and found.last_offset is not None:
         span = f"{found.first_offset:,} to {found.last_offset:,}"
-        pairs.append(("offsets", f"{span}, in {plural(found.range_count, 'range')}"))
+        pairs.append(("offsets", f"{span}, in {plural(found.range_count or 1, 'range')}"))
     pairs.append(("requested", "; ".join(ranges) or "-"))
     pairs.append(("filter", f"a filter with the hash {found.selector}" if found.selector else "-"))
     left = f"{plural(found.left, 'record')}, about {show_size(found.left_bytes)}"
@@ -179,7 +179,7 @@ def prove(stream: str, erasure_id: str) -> ExitCode:
                     "yes" if one.is_listed else "no",
                     show_size(one.size_bytes),
                     f"{one.found:,}",
-                    f"{one.first_offset:,}" if one.first_offset >= 0 else "-",
+                    "-" if one.first_offset is None else f"{one.first_offset:,}",
                     one.problem or "-",
                 )
                 for one in found.files

@@ -85,9 +85,9 @@ def _described(
         one.selector,
         one.count,
         [[first, end] for first, end in one.ranges[:_SHOWN_RANGES]],
-        offsets.range_count if one.offsets else -1,
-        -1 if first is None else first,
-        offsets.end_offset - 1 if one.offsets else -1,
+        offsets.range_count if one.offsets else None,
+        first,
+        offsets.end_offset - 1 if one.offsets else None,
         state.records,
         state.size_bytes,
         one.now,
@@ -163,7 +163,7 @@ class Proof:
                     one.is_listed,
                     one.size_bytes,
                     len(one.found),
-                    -1 if first is None else first,
+                    first,
                     one.problem,
                 )
             )
