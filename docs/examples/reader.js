@@ -78,8 +78,8 @@ function packSize(size, shortCode, shortBelow, code) {
 }
 
 function packCount(count, code) {
-  if (count > 15) throw new RangeError('no request needs more than 15 entries');
-  return Buffer.from([code | count]);
+  if (count < 16) return Buffer.from([code | count]);
+  return Buffer.from([code === 0x80 ? 0xde : 0xdc, count >> 8, count & 0xff]);
 }
 
 /** The one value in `bytes`. Integers become BigInt if a Number cannot hold them. */
