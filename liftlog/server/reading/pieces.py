@@ -39,6 +39,9 @@ _LARGEST_SHARED = 8 * MIB
 """Maximum decompressed size of one piece. The limit exists because a decompressed batch can be a
 thousand times as long as the compressed batch."""
 _INFLATED_BYTES = 16 * MIB
+_MOST_BATCHES = 512
+"""Maximum number of batches that are decoded before the first of them are scanned. A scan looks at
+its time limit between two chunks, and 512 tiny batches take about 4 ms of processor time."""
 _MOST_SUBJECTS = 16384
 """Maximum size of the subject dictionaries of one part, before equal subjects are merged. A piece
 of a stream with many records per subject stays below this size. A piece should have few parts,
@@ -74,7 +77,8 @@ def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -
         whole.append(batch)
         position += batch.header.length
         inflated += len(batch.raw)
-        if inflated >= _INFLATED_BYTES:  # decompressed batches can be far longer
+        # Decompressed batches can be far longer.
+        if inflated >= _INFLATED_BYTES or len(whole) == _MOST_BATCHES:
             yield from chunks_of(whole)
             whole, inflated = [], 0
     yield from chunks_of(whole)

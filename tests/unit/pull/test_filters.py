@@ -237,6 +237,20 @@ async def test_a_scan_is_short_while_another_principal_waits_for_the_thread(
     threads.shutdown()
 
 
+async def test_a_slow_scan_ends_among_many_tiny_batches(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of messages of synchronous publishers are read at once."""
+    monkeypatch.setattr(filtering, "SCAN_SECONDS", 0)
+    stream = broker.streams["orders"]
+    start = stream.log.high_watermark
+    for _ in range(1200):
+        stream.append([b"x"])
+    selection = parse_selection(columns=["offset"])
+    found = filtering.scan_log(stream.log, Scan(start, None, 1 << 20, selection))
+    assert start < found.next_offset <= start + 512
+
+
 async def test_a_filtered_long_poll_sleeps_through_what_does_not_match(broker: LogBroker) -> None:
     stream = broker.streams["orders"]
     async with pull_server(broker) as (server, address), await RawPull.connect(address) as peer:
