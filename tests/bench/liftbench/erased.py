@@ -250,7 +250,7 @@ Figure = tuple[float, float]
 
 
 Ratios = dict[tuple[str, str], list[Figure]]
-"""Of shapes and readers, in each round: none erased / some erased."""
+"""The ratios of each round, by shape or reader: without erased records / with some of them."""
 
 
 def _measure(options: argparse.Namespace, directory: Path) -> Ratios:
