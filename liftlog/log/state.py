@@ -116,9 +116,7 @@ class ReadView(NamedTuple):
         total = sum([segment.record_count for segment in segments])
         # Segments that are readable in full take a fast path: a log may have many thousands of
         # them, and the event loop calls this.
-        below_start = _index_from(segments, start)
-        past_end = max(_index_from(segments, end) - 1, 0)
-        lost = dict.fromkeys([*range(below_start), *range(past_end, len(segments))], 0)
+        lost = dict.fromkeys(self._cut_places(start, end), 0)
         for bad in manifest.quarantined:
             i = max(_index_from(segments, bad.first_offset + 1) - 1, 0)
             while i < len(segments) and segments[i].base_offset < bad.next_offset:
@@ -137,6 +135,12 @@ class ReadView(NamedTuple):
             total = max(total - hidden, 0)
         return total
 
+    def _cut_places(self, start: int, end: int) -> list[int]:
+        """Return the places, in `segments`, of all that may have offsets outside [start, end)."""
+        below_start = _index_from(self.segments, start)
+        past_end = max(_index_from(self.segments, end) - 1, 0)
+        return [*range(below_start), *range(past_end, len(self.segments))]
+
     def count_between(self, first_offset: int, next_offset: int) -> int | None:
         """Return the number of readable records in [first_offset, next_offset). The range must not
         extend above the high watermark. Returns None if offsets are missing for another reason than
@@ -145,6 +149,12 @@ class ReadView(NamedTuple):
         hidden = 0 if self.erased is None else self.erased.count_in(start, end)
         if self.record_count + hidden != end - start or (hidden and self.manifest.quarantined):
             return None
+        for segment in [self.segments[place] for place in self._cut_places(start, end)]:
+            # `record_count` is an upper bound if one of these segments has gaps.
+            low, high = max(segment.base_offset, start), min(segment.next_offset, end)
+            offsets = segment.next_offset - segment.base_offset
+            if low < high and high - low < offsets and segment.record_count != offsets:
+                return None
         first_offset = max(first_offset, start)
         gone = 0 if self.erased is None else self.erased.count_in(first_offset, next_offset)
         return max(next_offset - first_offset - gone, 0)

@@ -359,17 +359,23 @@ def test_headers_on_one_stream_do_not_delay_another(
     frames = [hpub_frame("attacked.h", block, payload) for block in blocks]
     volley = b"".join(frames) * (20_000_000 // sum(map(len, frames)))
     before = end_of(daemon, "attacked")
-    waits: list[float] = []
-    with RawNats(server.port) as attacker:
-        thread = threading.Thread(target=attacker.send, args=(volley,))
-        thread.start()
-        while thread.is_alive() or len(waits) < 20:
-            began = time.monotonic()
-            assert publish(raw, "other.victim", b"v")["stream"] == "other"
-            waits.append(time.monotonic() - began)
-        thread.join()
-        attacker.ping()
-    assert max(waits) < 0.5, sorted(waits)[-5:]
+
+    def longest_wait() -> float:
+        waits: list[float] = []
+        with RawNats(server.port) as attacker:
+            thread = threading.Thread(target=attacker.send, args=(volley,))
+            thread.start()
+            while thread.is_alive() or len(waits) < 20:
+                began = time.monotonic()
+                assert publish(raw, "other.victim", b"v")["stream"] == "other"
+                waits.append(time.monotonic() - began)
+            thread.join()
+            attacker.ping()
+        return max(waits)
+
+    # The clock also counts what other tests take. A delay that the attack causes comes each time.
+    longest = longest_wait()
+    assert longest < 0.5 or longest_wait() < 0.5, longest
     if size > 65_535:
         assert end_of(daemon, "attacked") == before
         assert refused(daemon, "attacked", "headers_too_large") > 0

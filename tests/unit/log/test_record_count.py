@@ -83,6 +83,28 @@ def test_it_is_the_sum_over_all_segments(seed: int) -> None:
     assert log.view.record_count == _counted_one_by_one(log)
 
 
+@pytest.mark.parametrize("seed", seeds(60, of=200))
+def test_a_range_of_offsets_is_counted_exactly_or_not_at_all(seed: int) -> None:
+    """Compaction leaves gaps, and retention and the high watermark cut segments in two."""
+    rng = random.Random(seed)
+    entries, stored, base = [], set[int](), 1
+    for _ in range(rng.randint(1, 4)):
+        following = base + rng.choice([0, 1, 2, 3, 7])
+        has_gaps = rng.random() < 0.4
+        kept = [offset for offset in range(base, following) if not has_gaps or rng.random() < 0.5]
+        stored.update(kept)
+        entries.append(SegmentEntry(base, 0, 8, following, len(kept)))
+        base = following
+    start, end = sorted([rng.choice([1, rng.randint(1, base)]), rng.choice([base, base - 1, base])])
+    view = _log(entries, [], start=max(start, 1), end=max(end, 1)).view
+    start, end = view.manifest.log_start_offset, view.committed.offset
+    for first in range(start, end + 1):
+        count = view.count_between(first, end)
+        assert count in (None, len(stored & set(range(first, end)))), first
+    if len(stored) == base - 1:
+        assert view.count_between(start, end) == end - start
+
+
 def test_many_segments_and_many_losses_cost_little() -> None:
     """A description is made on the event loop: while it counts, nothing else runs."""
     entries = [SegmentEntry(1 + i * 100, 0, 8, 101 + i * 100, 100) for i in range(16_000)]
