@@ -37,7 +37,7 @@ _SEGMENTS_PER_LIMIT = 8
 """Number of segments within a limit. Because only whole segments are deleted, a stream exceeds its
 limit by at most an eighth."""
 
-_REFUSED = {
+REFUSED = {
     "mirror": "mirrors are not supported",
     "sources": "sources are not supported",
     "republish": "republish is not supported",
@@ -217,14 +217,14 @@ class _Reader(ConfigFields):
             self._left.pop("allow_msg_ttl", None)
         if self._flag("mirror_direct"):
             if self._left.get("mirror"):
-                raise invalid_config(f"mirror: {_REFUSED['mirror']}")
+                raise invalid_config(f"mirror: {REFUSED['mirror']}")
             raise invalid_config("stream has no mirror but does have mirror direct")
         if self._is_object_store():
             raise invalid_config(
                 "object stores are not supported: keep large values elsewhere, and their "
                 "locations in a key-value bucket"
             )
-        for key, why in _REFUSED.items():
+        for key, why in REFUSED.items():
             if not is_empty(self._left.pop(key, None)):
                 raise invalid_config(f"{key}: {why}")
 
