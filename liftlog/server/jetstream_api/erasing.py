@@ -33,6 +33,8 @@ _SEARCH_SECONDS = 4.0
 """Time limit of a search, in seconds. It is lower than the usual timeout of clients, 5 s."""
 _SETTLE_SECONDS = 0.5
 """Time limit of the search for the messages before those that were deleted, in seconds."""
+_TRIES = 3
+"""Maximum number of searches for the records that are not shown, while new messages arrive."""
 
 
 class Deletion(NamedTuple):
@@ -43,10 +45,22 @@ class Deletion(NamedTuple):
     """Empty if the subject is not text."""
     superseded: ErasedSet
     """Offsets of older records of the subject that are not shown."""
+    newest: int | None = None
+    """Offset of the last record of the subject before the search for `superseded`; None if no newer
+    message can supersede a record that is left."""
 
     @property
     def offsets(self) -> ErasedSet:
         return self.superseded | ErasedSet.of_ranges([(self.offset, self.offset + 1)])
+
+    def is_outdated(self, host: StreamHost) -> bool:
+        """Return True if a message on the subject was committed after the search. It may have
+        superseded a record that would be shown again without the deleted one."""
+        return self.newest is not None and self.newest != _newest_of(host, self.subject)
+
+
+class _Outdated(Exception):
+    """Raised if the search has to be repeated."""
 
 
 Result = bool | LiftlogError
@@ -113,20 +127,16 @@ async def _erase(
 ) -> list[Result]:
     """Erase messages, and update the indexes and counts that depend on them. Returns a result for
     each message; an error applies to all messages."""
-    wanted, seen = ErasedSet({}), set[int]()
-    for one in deletions:
-        wanted |= one.offsets
+    seen = set[int]()
     try:
         if request.led_stream() is not host:  # the offsets of another one are other messages
             raise NotReady("the stream was deleted or moved meanwhile", hint="try again")
         async with search_limit() as is_found:
-            eraser = Eraser("", (OVER_NATS, _REASON, host.name), is_found, "jetstream")
             with host.subjects.erasing():
-                erase = request.broker.erasing.erase_offsets
-                erased = (await erase(host.name, wanted, eraser, reason=_REASON)).offsets
+                current, erased = await _hide(request, host, lookup, deletions, is_found)
                 is_found()
                 results: list[Result] = []
-                for one in deletions:
+                for one in current:
                     is_done = (
                         erased.count_in(one.offset, one.offset + 1) > 0 and one.offset not in seen
                     )
@@ -142,6 +152,54 @@ async def _erase(
         return [error] * len(deletions)
     wake_consumers(request)
     return results
+
+
+async def _hide(
+    request: Request,
+    host: StreamHost,
+    lookup: Lookup,
+    deletions: Sequence[Deletion],
+    is_found: Callable[[], None],
+) -> tuple[Sequence[Deletion], ErasedSet]:
+    """Hide messages, and the records that would be shown in their place. Returns the deletions as
+    they were carried out, and the offsets of the hidden records. Raises LiftlogErrors."""
+
+    def confirm() -> None:
+        if any(one.is_outdated(host) for one in deletions):
+            raise _Outdated
+
+    eraser = Eraser("", (OVER_NATS, _REASON, host.name), is_found, "jetstream", confirm)
+    for _ in range(_TRIES):
+        wanted = ErasedSet({})
+        for one in deletions:
+            wanted |= one.offsets
+        try:
+            erase = request.broker.erasing.erase_offsets
+            found = await erase(host.name, wanted, eraser, reason=_REASON)
+            return deletions, found.offsets
+        except _Outdated:
+            deletions = [await _searched(host, lookup, one) for one in deletions]
+    raise NotReady("many messages arrive on the subject meanwhile", hint="try again")
+
+
+async def _searched(host: StreamHost, lookup: Lookup, one: Deletion) -> Deletion:
+    """Search the records of an outdated deletion again. The result has no records if the message
+    itself is not shown any more."""
+    if not one.is_outdated(host):
+        return one
+    newest = _newest_of(host, one.subject)
+    if await lookup.at(one.offset) is None:
+        return one._replace(superseded=ErasedSet({}), newest=None)
+    superseded = await lookup.superseded(one.subject.decode(), one.offset)
+    return one._replace(superseded=superseded, newest=newest)
+
+
+def _newest_of(host: StreamHost, subject: bytes) -> int:
+    """Return the offset of the last committed record of a subject, or of the whole stream if that
+    one is unknown. Any thread may call this while no commit runs."""
+    table = host.sequencer.subjects
+    last = None if table is None else table.last_committed(subject)
+    return host.log.high_watermark if last is None else last
 
 
 _deletions = Deletions(_erase)
@@ -167,16 +225,19 @@ async def _delete(request: Request) -> Answer:
     subject = found.record.subject.encode()
     if b"\\" in subject or not is_literal(found.record.subject):
         subject = b""
-    superseded = ErasedSet({})
+    superseded, newest = ErasedSet({}), None
     if own is not None and own.max_msgs_per_subject is not None:
         if not subject:
             raise _not_deleted("messages on this subject cannot be deleted one by one")
+        if own.max_msgs_per_subject > 1:
+            newest = _newest_of(host, subject)
         superseded = await lookup.superseded(found.record.subject, offset)
     request.authorize("delete")  # checked again: the ACL may have changed
     if request.led_stream() is not host:
         raise NotReady("the stream was deleted or moved meanwhile", hint="try again")
     try:
-        is_done = await _deletions.delete(request, lookup, Deletion(offset, subject, superseded))
+        one = Deletion(offset, subject, superseded, newest)
+        is_done = await _deletions.delete(request, lookup, one)
     except Conflict as error:
         raise _not_deleted(str(error)) from None
     if not is_done:

@@ -104,6 +104,9 @@ class Eraser(NamedTuple):
     check: Callable[[], None] = lambda: None
     cause: Literal["request", "jetstream"] = "request"
     """The interface of the client, for the metrics."""
+    confirm: Callable[[], None] = lambda: None
+    """Called in a writer thread immediately before the records are hidden, while no commit runs. An
+    exception ends the erasure, and the caller gets it."""
 
 
 class Erasing:
@@ -326,7 +329,7 @@ class Erasing:
         async with self._administration.lock_of(host):
             check_can_erase(host, of_bucket=of_bucket)
             found = await host.exclusively(
-                lambda: erase_listed(host.log, chosen, one),
+                lambda: (by.confirm(), erase_listed(host.log, chosen, one))[1],
                 hidden,
                 reserve=self._hosted.reserve,
             )

@@ -14,7 +14,9 @@ from support.disks.simfs import SimFileSystem
 from support.worlds.rewriting import add, keyed, row
 
 from liftlog.errors import DiskFull, LiftlogError, NotReady
+from liftlog.records.decode import decode_batch
 from liftlog.log.erased import ErasedSet
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api import erasing
 from liftlog.server.jetstream_api.erasing import Deletion, Deletions, Result
 from liftlog.server.jetstream_api.messages.buckets import BucketIndex
@@ -126,3 +128,79 @@ async def test_a_deletion_that_has_waited_does_not_concern_a_new_stream(tmp_path
         await waiting
     assert broker.hosts["s"].log.view.record_count == 1
     await broker.close()
+
+
+class HistoryOfTwo:
+    """A search in a stream with one subject that shows two records. `arriving` are the numbers of
+    messages that arrive after each search."""
+
+    def __init__(self, running: Running, host: StreamHost) -> None:
+        self.arriving: list[int] = []
+        self.searches = 0
+        self._running, self._host = running, host
+        self._erase = running.broker.erasing.erase_offsets
+
+    def stored(self) -> list[int]:
+        found, at = list[int](), 1
+        while at < self._host.log.high_watermark:
+            piece = self._host.log.read(at, 1, 1)
+            if piece is None:  # the rest is erased
+                break
+            with piece:
+                batch = decode_batch(piece.pread())
+            found += [one for one in batch.offsets() if one >= at]
+            at = piece.next_offset
+        return found
+
+    async def at(self, offset: int) -> int | None:
+        return offset if offset in self.stored()[-2:] else None
+
+    async def last_left(self, subject: str, end: int) -> int:
+        return max([one for one in self.stored() if one < end], default=0)
+
+    async def superseded(self, subject: str, end: int) -> ErasedSet:
+        self.searches += 1
+        return these(*[one for one in self.stored()[:-2] if one < end])
+
+    async def erase_offsets(self, *arguments: Any, **named: Any) -> Any:
+        if self.arriving:
+            await self._running.publish("s", *[b"new"] * self.arriving.pop(0))
+        return await self._erase(*arguments, **named)
+
+
+@pytest.mark.parametrize(
+    ("arriving", "searches"), [([0], 1), ([1], 2), ([1, 0], 2), ([2], 1), ([1, 1], 2)]
+)
+async def test_a_message_that_arrives_during_a_deletion_still_supersedes(
+    tmp_path: Path, arriving: list[int], searches: int
+) -> None:
+    running = Running(tmp_path)
+    broker = await running.start()
+    history = {"max_msgs_per_subject": 2}
+    await broker.create_stream(
+        "s", {"subject": "in", "subject_sequences": {}, "jetstream": history}
+    )
+    host = broker.hosts["s"]
+    for _ in range(3):
+        await running.publish("s", b"old")
+    search = HistoryOfTwo(running, host)
+    broker.erasing.erase_offsets = search.erase_offsets  # type: ignore[method-assign]
+    nobody: Any = SimpleNamespace(of=lambda _: (), erased=_nothing)
+    parts: Any = SimpleNamespace(buckets=nobody, consumers=nobody, acked=nobody)
+    request: Any = SimpleNamespace(
+        broker=broker, stream="s", parts=parts, led_stream=lambda: broker.hosts["s"]
+    )
+    lookup = cast(Any, search)
+    one = Deletion(3, b"in", await search.superseded("in", 3), 3)
+    search.arriving = list(arriving)
+    assert await Deletions(erasing._erase).delete(request, lookup, one)
+    assert search.searches == searches
+    # Record 1 was superseded from the beginning, and record 2 by the first new message.
+    count = sum(arriving)
+    new = [*range(4, 4 + count)]
+    assert search.stored()[-2:] == (new or [2])[-2:]
+    await broker.close()
+
+
+async def _nothing(*_: object) -> None:
+    pass
