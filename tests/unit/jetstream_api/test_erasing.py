@@ -14,8 +14,8 @@ from support.disks.simfs import SimFileSystem
 from support.worlds.rewriting import add, keyed, row
 
 from liftlog.errors import DiskFull, LiftlogError, NotReady
-from liftlog.records.decode import decode_batch
 from liftlog.log.erased import ErasedSet
+from liftlog.records.decode import decode_batch
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api import erasing
 from liftlog.server.jetstream_api.erasing import Deletion, Deletions, Result
