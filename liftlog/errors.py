@@ -105,7 +105,8 @@ class LimitExceeded(LiftlogError):
     """A limit is exceeded, for example the size of a frame, or the number of requests, connections,
     leases or checkpoints. The message names the limit.
 
-    Request less, or raise the limit in the settings. Try again later if the hint suggests it.
+    Send a smaller request, or raise the limit in the settings. If the hint suggests it, try again
+    later.
     """
 
     code = 7
@@ -145,9 +146,9 @@ class StreamNotFound(LiftlogError):
 
 
 class Conflict(LiftlogError):
-    """The request contradicts the present state. For example, the stream exists with other settings
-    (`details["differences"]` lists them), the configuration file defines the stream, or a lease
-    protects its records.
+    """The request conflicts with the present state. For example, the stream exists with other
+    settings (`details["differences"]` lists them), the configuration file defines the stream, or a
+    lease protects its records.
 
     Read the message. Use the stream as it is, or change it with `liftlog stream update`.
     """
@@ -212,8 +213,7 @@ class CorruptRange(LiftlogError):
 
 
 class Diverged(LiftlogError):
-    """The reader has read records that the stream has lost since then: the end of the stream was
-    cut off.
+    """The reader has read records that no longer exist: the end of the stream was truncated.
 
     Continue at the end of the common history (`details["epoch_end_offset"]`, if present), or read
     the stream again from its start.
@@ -305,8 +305,8 @@ class CheckpointMoved(LiftlogError):
 
 
 class CheckpointUncertain(LiftlogError):
-    """The daemon has no checkpoint of the consumer. But damage has destroyed some checkpoints of
-    the daemon, and a checkpoint of this consumer may be among them.
+    """The daemon has no checkpoint of the consumer. However, some stored checkpoints of the daemon
+    are damaged and lost, and one of them may belong to this consumer.
 
     Determine which records the consumer has processed, and set its checkpoint with
     `liftlog offsets seek`.
@@ -319,12 +319,12 @@ class CheckpointUncertain(LiftlogError):
 
 class NatsRefused(LiftlogError):
     """NATS refuses the daemon's subscription to the stream's subject, usually because the daemon's
-    user has no permission; or NATS refuses a message that a publisher sent without requesting an
-    ack. The message quotes NATS.
+    user has no permission; or NATS refuses a message that a publisher sent without a request for an
+    ack. The text of the error quotes NATS.
 
     Give the user in the daemon's `nats` settings the permission, see `liftlog docs how-to/nats`. If
-    the request was to create a stream, the daemon has removed the new stream, unless the stream has
-    already received messages on other subjects.
+    the request was `create`, the daemon has removed the new stream, unless the stream has already
+    received messages on other subjects.
     """
 
     code = 24
@@ -347,7 +347,7 @@ class NotLeader(LiftlogError):
 
 class FencedEpoch(LiftlogError):
     """The leader epoch in the request is older than the leader epoch of the node. The sender has
-    not received a change of leader.
+    not yet received the latest change of the leader.
 
     Read the stream's metadata again.
     """
@@ -358,7 +358,7 @@ class FencedEpoch(LiftlogError):
 
 class UnknownEpoch(LiftlogError):
     """The leader epoch in the request is newer than the leader epoch of the node. The node has not
-    yet received a change of leader.
+    yet received the latest change of the leader.
 
     Try again after a moment.
     """
@@ -369,8 +369,8 @@ class UnknownEpoch(LiftlogError):
 
 
 class NotEnoughReplicas(LiftlogError):
-    """Fewer replicas of the stream are in sync than `min_isr` requires, so messages that request an
-    ack cannot be committed.
+    """The number of replicas in sync is less than `min_isr`, so the stream cannot commit messages
+    that request an ack.
 
     Start the other nodes. The stream then continues without further action.
     """
@@ -393,8 +393,8 @@ class NotReady(LiftlogError):
 
 
 class MetadataUnavailable(LiftlogError):
-    """The store of the cluster's metadata does not answer, or it has lost changes that this node
-    has already received.
+    """The metadata store of the cluster does not answer, or has lost changes that this node has
+    already received.
 
     Check the store: `cluster.store` in the settings.
     """
@@ -405,12 +405,13 @@ class MetadataUnavailable(LiftlogError):
 
 
 class GroupFenced(LiftlogError):
-    """The caller is no longer a member of the consumer group, because its session has ended, or
-    because another client has joined under the same name; or the slot belongs to another member.
+    """The caller is no longer a member of the consumer group: its session has ended, or another
+    client has joined with the same name. Or the caller is a member, but another member owns the
+    slot.
 
-    The client joins again automatically. The new owner of each slot reads the records after the
-    last commit again. If the error is frequent, the session is too short for the work between two
-    records, or two processes use the same name.
+    The client joins again automatically. The new owner of a slot reads again all records after the
+    last commit of this slot. If the error is frequent, the session is too short for the work
+    between two records, or two processes use the same name.
     """
 
     code = 31
@@ -420,8 +421,9 @@ class GroupFenced(LiftlogError):
 class ConsumerNotFound(LiftlogError):
     """The stream has no consumer with acks of this name.
 
-    The consumer was never created, was deleted, or was ephemeral and had no worker for too long.
-    Create it again. `Client.worker` creates the consumer, unless its parameter `create` is False.
+    The consumer was never created, or was deleted. The daemon also deletes an ephemeral consumer
+    that has no worker for too long. Create the consumer again. `Client.worker` creates the
+    consumer, unless its parameter `create` is False.
     """
 
     code = 32
@@ -511,7 +513,8 @@ class CorruptBatch(LiftlogError):
 
 
 class CorruptMetadata(LiftlogError):
-    """A manifest or checkpoint file is missing or fails its check, although data exists.
+    """The data directory contains data, but a manifest or checkpoint file is missing or fails its
+    check.
 
     Stop the daemon and run `liftlog log repair`. liftlog has not changed the files.
     """

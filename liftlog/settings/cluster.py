@@ -76,7 +76,7 @@ class ClusterSettings(SettingsModel):
         default="",
         description="Name of the rack or building of this node. All nodes of a zone may fail at "
         "the same time, so the replicas of a stream are placed in as many zones as possible. "
-        "Empty: no other node is in the zone of this node.",
+        "Empty: this node is alone in its zone.",
     )
     token_file: Annotated[Path, BeforeValidator(path_text)] | None = Field(
         default=None,
@@ -94,9 +94,10 @@ class ClusterSettings(SettingsModel):
     session_seconds: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = Field(
         default=15.0,
         alias="session",
-        description="If a node has not renewed its session for this time, it counts as down. If "
-        "the disk of a leader has blocked for this time, the leader hands its streams over. Whole "
-        "seconds; with `store: nats` at least 12s, because NATS needs up to 9 s to elect a leader.",
+        description="If a node has not renewed its session for this time, it counts as down. If a "
+        "write to the disk of a leader blocks for this time, the leader hands its streams over to "
+        "other nodes. Whole seconds; with `store: nats` at least 12s, because NATS needs up to 9 s "
+        "to elect a leader.",
     )
     lag_max_seconds: Duration = Field(
         default=10.0,
@@ -107,42 +108,41 @@ class ClusterSettings(SettingsModel):
     suspect_after_seconds: PositiveDuration = Field(
         default=2.0,
         alias="suspect_after",
-        description="If most replicas have received no data from a connected leader for this "
-        "time, they replace the leader. If the process of a leader has ended, it is replaced "
-        "sooner.",
+        description="If most replicas have received no data from a connected leader for this time, "
+        "they elect another leader. If the process of the leader has ended, they elect another "
+        "leader sooner.",
     )
     balance_interval_seconds: PositiveDuration = Field(
         default=30.0,
         alias="balance_interval",
         description="Interval at which a leader checks whether the first replica of a stream is "
-        "another node. If this other node has been in sync for two intervals, it becomes the "
-        "leader.",
+        "another node. If this node has been in sync for two intervals, it becomes the leader.",
     )
     catch_up_rate_bytes: Size = Field(
         default=64 * 2**20,
         alias="catch_up_rate",
-        description="Maximum number of bytes per second that all replicas that are not in sync "
-        "together fetch from this node.",
+        description="Maximum number of bytes per second that replicas may fetch from this node "
+        "while they are not in sync, in total.",
     )
     forget_after_seconds: PositiveDuration = Field(
         default=7 * 86400.0,
         alias="forget_after",
-        description="Time for which compacted streams keep tombstones for a replica that is away. "
-        "If the replica returns later, it copies the stream from its start.",
+        description="Time for which compacted streams keep tombstones for a replica that is down. "
+        "If the replica is down for longer, it then copies the stream from its start.",
     )
     ready_after_seconds: Duration = Field(
         default=600.0,
         alias="ready_after",
-        description="Longest time after a start for which `/readyz` answers 503 because replicas "
-        "of this node are not in sync. So a rolling restart waits for each node.",
+        description="After a start, `/readyz` answers 503 until the replicas of this node are in "
+        "sync, but at most for this time. So a rolling restart waits for each node.",
     )
     unclean: Literal["manual", "balanced"] = Field(
         default="manual",
-        description="Method of choosing a leader after the disks of all replicas in sync are "
-        "lost. `manual`: the stream has no leader until an operator names one with `liftlog "
-        "cluster elect --lost`. `balanced`: when all remaining replicas run, the replica with the "
-        "longest log becomes leader. Acked messages that it lacks are lost, even if a node was "
-        "only started without its disk. All nodes must have the same value.",
+        description="Method of choosing a leader after the disks of all replicas in sync are lost. "
+        "`manual`: the stream has no leader until an operator names one with `liftlog cluster "
+        "elect --lost`. `balanced`: when all remaining replicas run, the replica with the longest "
+        "log becomes leader. Acked messages that this replica lacks are lost, even if a node with "
+        "these messages was only started without its disk. All nodes must have the same value.",
     )
     web: Annotated[str, AfterValidator(_url)] = Field(
         default="",

@@ -15,5 +15,6 @@ class ConsumerSettings(SettingsModel):
         default=0.05,
         alias="flush_interval",
         description="Longest time until the daemon fsyncs changes for which no client waits: "
-        "deliveries, and acks without an answer. A power cut can lose the changes of this time.",
+        "deliveries, and acks without an answer. A power cut can lose the changes of this "
+        "interval.",
     )

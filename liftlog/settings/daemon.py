@@ -127,8 +127,8 @@ class NatsSettings(SettingsModel):
         default=[">"],
         description="Subjects to which the daemon may send acks, and answers and records of "
         "`jetstream_api`. Clients choose the subject of each answer. With `_INBOX.>`, a client "
-        "cannot make the daemon send to other services. The daemon counts acks to other subjects, "
-        "but does not send them.",
+        "cannot make the daemon send messages to other services. The daemon does not send acks to "
+        "subjects that this setting does not allow, but counts them.",
     )
     jetstream_api: Flag = Field(
         default=False,
@@ -138,10 +138,10 @@ class NatsSettings(SettingsModel):
     )
     leafnode: HostPorts | None = Field(
         default=None,
-        description="HOST:PORT of a NATS server's `leafnodes` listener. Consumers of "
-        "`jetstream_api` deliver messages over this connection, with the login and TLS of this "
-        "section. For several servers, use a list, or text separated by commas. `null`: no "
-        "consumers over NATS.",
+        description="HOST:PORT of a NATS server's `leafnodes` listener. The daemon connects to "
+        "this address, with the login and TLS settings of this section. Consumers of "
+        "`jetstream_api` deliver messages over this connection. For several servers, use a list, "
+        "or text separated by commas. `null`: no consumers over NATS.",
     )
     seam: Literal["auto", "parser", "client"] = Field(
         default="auto",
@@ -206,8 +206,8 @@ class PullSettings(SettingsModel):
     )
     max_request_memory_bytes: Size = Field(
         default=16 * 2**20,
-        description="Maximum memory of the unanswered requests of one connection, mostly for "
-        "filters. The daemon refuses further requests.",
+        description="Maximum memory for the unanswered requests of one connection; filters use "
+        "most of it. The daemon refuses further requests.",
     )
     max_request_memory_per_principal_bytes: Size = Field(
         default=64 * 2**20,
@@ -286,14 +286,14 @@ class HttpSettings(SettingsModel):
     )
     max_connections: Count = Field(
         default=128,
-        description="Maximum number of connections, without 16 that are reserved for health "
-        "checks. At the limit, new connections replace idle and unauthenticated connections.",
+        description="Maximum number of connections; 16 more are reserved for health checks. At the "
+        "limit, new connections replace idle and unauthenticated connections.",
     )
     timeout_seconds: PositiveDuration = Field(
         default=30.0,
         alias="timeout",
-        description="Time limit for the arrival of a request, for the reading of its answer by "
-        "the client, and for an idle connection between two requests.",
+        description="Time limit for each of these: a request arrives, the client reads the answer, "
+        "a connection is idle between two requests.",
     )
     max_body_bytes: Size = Field(
         default=2 * 2**20, alias="max_body", description="Maximum size of a request body."
@@ -369,8 +369,8 @@ class LogSettings(SettingsModel):
     retention_interval_seconds: PositiveDuration = Field(
         default=30.0,
         alias="retention_interval",
-        description="Interval at which the daemon applies retention, and seals active segments "
-        "that are old enough, also of idle streams.",
+        description="Interval at which the daemon applies retention. It also seals active segments "
+        "that have reached `segment.max_age`, even if the stream is idle.",
     )
 
 
@@ -385,10 +385,10 @@ class CleanerSettings(SettingsModel):
     max_rate_bytes: SizeOrAuto = Field(
         default=None,
         alias="max_rate",
-        description="Bytes per second that compaction and re-batching may read and write, for all "
-        "streams together. `auto`: no limit while the daemon is idle, otherwise 32MiB. The daemon "
-        "is not idle while messages arrive, while a commit waits for the disk, or while it uses a "
-        "quarter of a core.",
+        description="Maximum number of bytes per second that compaction and re-batching may read "
+        "and write, for all streams together. `auto`: no limit while the daemon is idle, otherwise "
+        "32MiB. The daemon is not idle while messages arrive, while a commit waits for the disk, "
+        "or while it uses a quarter of a core.",
     )
     memory_bytes: Annotated[Size, AfterValidator(_enough_memory)] = Field(
         default=64 * 2**20,
@@ -399,14 +399,14 @@ class CleanerSettings(SettingsModel):
     sketches: bool = Field(
         default=True,
         description="Write a sketch (a summary) of each sealed segment of 1 MiB or more. Reads of "
-        "few records or columns then skip most of a segment. A sketch has 1 to 3 % of the size of "
-        "its segment.",
+        "few records or columns can then skip most of a segment. The size of a sketch is 1 to 3 % "
+        "of the size of its segment.",
     )
     subject_indexes: bool = Field(
         default=True,
         description="Write a subject index with each sketch, for faster reads of one subject. An "
-        "index has about 18 bytes per record, and at most a fifth of its segment. While less than "
-        "a tenth of the disk is free, none is written. Needs `sketches`.",
+        "index has about 18 bytes per record, at most a fifth of its segment's size. While less "
+        "than a tenth of the disk is free, the daemon writes no indexes. Needs `sketches`.",
     )
     scrub_interval_seconds: PositiveDuration | None = Field(
         default=7 * 86_400.0,
@@ -432,9 +432,9 @@ class CheckpointSettings(SettingsModel):
     expire_after_seconds: PositiveDuration | None = Field(
         default=None,
         alias="expire_after",
-        description="Delete a checkpoint if the consumer has not committed for this time "
-        "although older records are unread. Delete a consumer group that had no members for "
-        "this time. `null`: never.",
+        description="Delete a checkpoint if its consumer has not committed for this time, and has "
+        "unread records that are older. Delete a consumer group under the same conditions if it "
+        "had no members for this time. `null`: never.",
     )
     max_count: Count = Field(
         default=100_000,
@@ -442,8 +442,8 @@ class CheckpointSettings(SettingsModel):
     )
     max_count_per_principal: Count = Field(
         default=10_000,
-        description="Maximum number of checkpoints that one principal has committed last. With an "
-        "ACL, all checkpoints over NATS count for one principal.",
+        description="Maximum number of checkpoints whose last commit came from the same principal. "
+        "With an ACL, all checkpoints over NATS count for one principal.",
     )
     max_groups: Count = Field(
         default=10_000,

@@ -131,12 +131,12 @@ class RetentionSettings(SettingsModel):
     )
     max_bytes: Size | None = Field(
         default=None,
-        description="Delete the oldest segments while at least this number of bytes remains. "
-        "`null`: no limit.",
+        description="Delete the oldest segments if at least this number of bytes remains after the "
+        "deletion. `null`: no limit.",
     )
     max_messages: Count | None = Field(
         default=None,
-        description="Exact number of the newest records that stay readable. `null`: no limit.",
+        description="Keep exactly this number of the newest records readable. `null`: no limit.",
     )
     discard: Literal["old", "new"] = Field(
         default="old",
@@ -165,7 +165,7 @@ class BatchSettings(SettingsModel):
     max_bytes: Annotated[Size, _at_most(MAX_BATCH_BYTES, "16MiB")] = Field(
         default=2**20,
         description="Maximum size of one record batch (up to 16MiB). One bad bit can destroy at "
-        "most one batch. A message that is larger gets a separate batch.",
+        "most one batch. A larger message gets its own batch.",
     )
 
 
@@ -178,7 +178,7 @@ class CompactionSettings(SettingsModel):
     )
     min_dirty_ratio: Annotated[float, Field(strict=True, ge=0, le=1)] = Field(
         default=0.5,
-        description="Compact when at least this part (0 to 1) of the sealed bytes was never "
+        description="Compact when at least this fraction (0 to 1) of the sealed bytes was never "
         "compacted.",
     )
     min_lag_seconds: Duration = Field(
@@ -216,8 +216,8 @@ class SubjectSequencesSettings(SettingsModel):
 
 
 class JetStreamSettings(SettingsModel):
-    """Fields of a JetStream configuration that clients set over `$JS.API`. The log itself does not
-    use them."""
+    """Fields of a JetStream configuration that clients set over `$JS.API`. Most of them do not
+    affect the storage."""
 
     description: Annotated[str, Strict(), AfterValidator(_short_text)] = Field(
         default="", description="Description of the stream for people, at most 4 KiB."
@@ -229,8 +229,8 @@ class JetStreamSettings(SettingsModel):
     )
     discard: Literal["old", "new"] = Field(
         default="old",
-        description="Only shown to clients, for a stream without limits. `retention.discard` "
-        "determines what the stream does.",
+        description="Only shown to clients, for a stream without limits. It has no effect: "
+        "`retention.discard` determines the behaviour of the stream.",
     )
     discard_new_per_subject: Flag = Field(
         default=False,
@@ -247,9 +247,9 @@ class JetStreamSettings(SettingsModel):
         default=None,
         description="Number of the newest records of each subject that clients of JetStream "
         "receive (1 to 1000). With this setting, the stream can be a key-value bucket: "
-        "`Nats-Rollup: sub` is accepted, and a record without a key has its subject as its key. "
-        "So compaction keeps the newest record of each subject. With more than 1, compaction must "
-        "be off. `null`: all records.",
+        "`Nats-Rollup: sub` is accepted, and a record without a key has its subject as its key. So "
+        "compaction keeps the newest record of each subject. If the value is above 1, compaction "
+        "must be off. `null`: clients receive all records.",
     )
     max_consumers: Count | None = Field(
         default=None,
@@ -286,7 +286,10 @@ class StreamSettings(SettingsModel):
     )
     queue_group: Annotated[str, Strict(), AfterValidator(_queue_group)] | None = Field(
         default=None,
-        description="NATS queue group, with whose other members the stream shares the messages.",
+        description=(
+            "NATS queue group of the stream's subscription. NATS sends each message to only one "
+            "member of the group."
+        ),
     )
     acks: Annotated[Acks, BeforeValidator(_on_or_off)] = Field(
         default="on",
@@ -353,13 +356,14 @@ class StreamSettings(SettingsModel):
     read_only: Flag = Field(default=False, description="Refuse new messages permanently.")
     replicas: Replicas = Field(
         default=1,
-        description="Number of nodes that have a copy of the stream. More than 1 requires a "
+        description="Number of nodes that have a copy of the stream. A value above 1 requires a "
         "cluster.",
     )
     min_isr: Replicas = Field(
         default_factory=lambda fields: (fields.get("replicas", 1) + 1) // 2,
-        description="Minimum number of replicas in sync. With fewer, the stream refuses messages "
-        "that ask for an ack. Default: half of `replicas`, rounded up, for example 2 of 3.",
+        description="Minimum number of replicas in sync. If fewer replicas are in sync, the stream "
+        "refuses messages that ask for an ack. Default: half of `replicas`, rounded up, for "
+        "example 2 of 3.",
     )
     ack_policy: AckPolicy = Field(
         default="all",

@@ -24,20 +24,22 @@ _SURFACES = {
         "the same texts, with the next steps; exit code 11 while a condition is unready"
     ),
     "`liftlog info`, `liftlog top`, `liftlog doctor`": (
-        "the conditions of the daemon that answers the command; for `doctor` an unready "
-        "condition is a failure"
+        "the conditions of the daemon that answers the command; `doctor` reports an unready "
+        "condition as a failure"
     ),
     "`liftlog stream info`, `liftlog stream ls`": (
-        "as warnings of a stream: the conditions of the stream, and conditions of the daemon "
-        "that affect its publishers"
+        "as warnings of a stream: the conditions of the stream itself, and the conditions of "
+        "the daemon that affect publishers or readers of the stream"
     ),
     "each page of the [web page](../how-to/web-page.md), and its `.json` form": (
         "at the top of the page; `conditions`"
     ),
-    "[metadata](protocol.md#metadata) of the pull protocol and of the clients": "`conditions`",
+    "the answer to [metadata](protocol.md#metadata) of the pull protocol, and the client library": (
+        "`conditions`"
+    ),
     "`GET /metrics`": (
-        "`liftlog_conditions{condition, severity}` is the number of conditions of each kind, "
-        "also 0; the alert [LiftlogCondition](../how-to/operate.md#liftlogcondition) uses it"
+        "`liftlog_conditions{condition, severity}` is the number of conditions of each kind (0 if "
+        "none exists); the alert [LiftlogCondition](../how-to/operate.md#liftlogcondition) uses it"
     ),
 }
 
@@ -47,7 +49,9 @@ A principal receives only the conditions of streams that it may read. `/readyz` 
 """
 
 _MEANINGS = {
-    Severity.UNREADY: "The daemon cannot serve clients, so clients should use another daemon.",
+    Severity.UNREADY: (
+        "The daemon cannot serve clients. In a cluster, clients should use another node."
+    ),
     Severity.ERROR: (
         "A part of the daemon does not work. The daemon serves everything else, and stays ready."
     ),

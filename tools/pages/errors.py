@@ -16,8 +16,8 @@ _HEAD = """\
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
 All errors are classes of `liftlog.errors`, and subclasses of `LiftlogError`. Each error has a
-`name`, a `message` for people, and `details`, a mapping for programs. If the next step depends on
-the case, a `hint` describes it. If `retriable` is true, the same request can succeed later.
+`name`, a `message` for people, and `details`, a mapping for programs. Some errors also have a
+`hint`, which describes the next step. If `retriable` is true, the same request can succeed later.
 
 Commands print the message and the hint on stderr. The tables show the exit code of a command that
 ends with the error; see also [all exit codes](cli.md#exit-codes).
@@ -26,16 +26,15 @@ ends with the error; see also [all exit codes](cli.md#exit-codes).
 _WIRE = """\
 ## Errors of the daemon
 
-These errors have a code, a number that never gets another meaning. The
-[pull socket](protocol.md#error-codes) transfers the code, and the [HTTP port](http.md#errors)
-transfers the name.
+Each of these errors has a code: a number that no later version uses for another error. The [pull
+socket](protocol.md#error-codes) sends the code, and the [HTTP port](http.md#errors) sends the name.
 """
 
 _LOCAL = """\
 ## Errors that stay in one process
 
-These are errors of a client, a command, or the daemon itself. They have no code. If such an error
-occurs while the daemon handles a request, the answer is `INTERNAL`, and the daemon's log has the
+These errors occur in a client, in a command, or inside the daemon. They have no code. If such an
+error occurs while the daemon handles a request, the daemon answers `INTERNAL`, and logs the
 details.
 """
 

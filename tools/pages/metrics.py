@@ -20,13 +20,13 @@ each alert.
 
 Counters begin at 0 when the daemon starts. A histogram `NAME` is exported as `NAME_bucket` (with
 the label `le`), `NAME_sum` and `NAME_count`. Labels contain the names of streams, consumers, groups
-and members, but no other text from clients. `/metrics` has no authentication, so keep `http.listen`
-on an address that only Prometheus can reach.
+and members, but no other text from clients. `/metrics` has no authentication, so set `http.listen`
+to an address that only Prometheus can reach.
 
-The metrics contain at most {MAX_SHOWN_CHECKPOINTS:,} checkpoints, in the order of their consumers'
-names. `liftlog_checkpoints_not_shown` counts the omitted checkpoints. The metrics contain at most
-{MAX_SHOWN:,} consumers with acks, beginning with the consumers with the most messages.
-`liftlog_ack_consumers_not_shown` counts the omitted consumers.
+Limits keep the answer short. It contains the first {MAX_SHOWN_CHECKPOINTS:,} checkpoints by
+name of the consumer; `liftlog_checkpoints_not_shown` counts all others. It contains the
+{MAX_SHOWN:,} consumers with acks that have the most messages; `liftlog_ack_consumers_not_shown`
+counts all others.
 """
 
 

@@ -27,11 +27,11 @@ of the table takes precedence.
 | environment | `LIFTLOG_NATS__SERVERS=nats://a:4222,nats://b:4222` (`__` separates levels) |
 | command line | `--set nats.servers=nats://a:4222` |
 
-Values in the environment and in `--set` are read as YAML. But if the setting is a text, its value
-is used literally; for example, the password `0123` is not a number. If you set a whole section in
-this way, it replaces the section of the file. The daemon refuses unknown keys, duplicate keys and
-invalid values. It lists all mistakes, each with its path and source. Relative paths begin at the
-working directory.
+The daemon reads values in the environment and in `--set` as YAML. If the type of a setting is text,
+the daemon uses its value literally: the password `0123` is the text `0123`, not a number. A whole
+section in the environment or in `--set` replaces this section of the file. The daemon refuses
+unknown keys, duplicate keys and invalid values. It lists all mistakes, each with its path and
+source. Relative paths are relative to the daemon's working directory.
 
 Durations have the form `250ms`, `1s`, `2m`, `1h30m` or `7d`; a number without a unit means seconds.
 Sizes have the form `4096`, `64KiB`, `8MiB` or `1GB`.
@@ -40,8 +40,9 @@ Sizes have the form `4096`, `64KiB`, `8MiB` or `1GB`.
 _STREAMS_HEAD = """\
 ## streams.NAME
 
-Each stream has one section. `client.create_stream` and `liftlog stream create` use the same keys. A
-stream's name consists of 1 to 128 letters, digits, `_` or `-`, and begins with a letter or a digit.
+Each stream has one section. `client.create_stream` and `liftlog stream create` use the same keys.
+The name of a stream has 1 to 128 characters: letters, digits, `_` and `-`. It begins with a letter
+or a digit.
 
 If the subject can match `_INBOX.>`, `$*.>` or `liftlog.>`, the stream requires `acks: off`.
 """

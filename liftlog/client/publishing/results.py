@@ -92,8 +92,8 @@ class PublishFailed(LiftlogError):
 
 
 class PublishRefused(PublishFailed):
-    """At least one stream refused the message, and the outcome in each expected stream is certain.
-    A stream without an ack in `acks` has not stored the message.
+    """At least one stream refused the message, and the outcome in each expected stream is known. A
+    stream without an ack in `acks` has not stored the message.
 
     Read `err_code`. Either the message is invalid, or the stream accepts no messages at present.
     """
@@ -111,10 +111,10 @@ class PublishRefused(PublishFailed):
 
 
 class PublishUnknown(PublishFailed):
-    """The outcome is unknown: the message may be stored or not, because the publisher received no
-    answer that decides this.
+    """The outcome is unknown: the answers that the publisher received do not prove whether the
+    message is stored.
 
-    Publish the message again with the same `message_id` while the stream's dedupe window lasts. Or
+    Publish the message again with the same `message_id`, within the stream's dedupe window. Or
     search for the message in the stream: records keep their message id in the header `Nats-Msg-Id`.
     """
 

@@ -64,7 +64,7 @@ STREAMS = _per(
         "ack_wait_seconds",
         "Time that the oldest unanswered message has waited; 0 without such a message",
     ),
-    _gauge("stream_attached", "1 while NATS delivers to the stream"),
+    _gauge("stream_attached", "1 while the stream has its subscriptions at NATS"),
     _gauge("failed", "1 when the stream's storage failed"),
     _counter("records", "Records committed"),
     _counter("received_bytes", "Payload and header bytes received from NATS"),
@@ -79,12 +79,12 @@ STREAMS = _per(
     ),
     _histogram("commit_group_records", "Records per commit group", COUNT_BOUNDS),
     _counter("refused", "Messages not stored", "reason"),
-    _counter("duplicates", "Messages that were duplicates by Nats-Msg-Id"),
-    _gauge("dedupe_ids", "Message ids that the stream keeps for deduplication"),
+    _counter("duplicates", "Messages whose Nats-Msg-Id showed that they were duplicates"),
+    _gauge("dedupe_ids", "Message ids that the stream stores for deduplication"),
     _counter(
         "dedupe_evicted_early", "Message ids that were removed before their dedupe window ended"
     ),
-    _counter("acks_suppressed", "Acks that were not sent because their subject is not allowed"),
+    _counter("acks_suppressed", "Acks not sent: `nats.ack_subjects` forbids their subject"),
     _counter(
         "possible_loss_events",
         "Events in which the stream may have missed messages; `stream info` has the offsets",
@@ -99,8 +99,8 @@ ERASED = _per(
     _counter("erasures", "Erasures: by the request `erase`, or by JetStream's API", "cause"),
     _counter("erased", "Records that were erased", "cause"),
     _gauge("erased_left", "Erased records whose bytes are still in segments"),
-    _gauge("erased_left_bytes", "Estimated bytes of these records in segments"),
-    _gauge("erased_due_timestamp_seconds", "Due time of the next removal of bytes, or 0"),
+    _gauge("erased_left_bytes", "Estimated bytes of erased records that are still in segments"),
+    _gauge("erased_due_timestamp_seconds", "Time of the next removal of these bytes, or 0"),
 )
 
 CLEANING = (
@@ -114,10 +114,10 @@ CLEANING = (
         _gauge("cleaned_below", "Compaction has processed all records below this offset"),
         _gauge(
             "compaction_dirty_ratio",
-            "Part of the sealed bytes that was never compacted, at the last check",
+            "Fraction (0 to 1) of the sealed bytes that were never compacted, at the last check",
         ),
         _gauge("compaction_dirty_bytes", "Sealed bytes that were never compacted"),
-        _gauge("compaction_running", "1 while a pass is running"),
+        _gauge("compaction_running", "1 while a compaction pass is running"),
         _gauge(
             "compaction_progress_ratio",
             "Completed part of the present phase of a compaction pass, from 0 to 1",
@@ -146,7 +146,7 @@ CONSUMERS = (
         _gauge("consumer_checkpoint_offset", "Offset that the consumer reads next"),
         _gauge(
             "consumer_checkpoint_timestamp_seconds",
-            "Time at which the checkpoint was committed, since 1970",
+            "Time at which the checkpoint was committed, in seconds since 1970",
         ),
         _gauge(
             "consumer_checkpoint_unreadable",
@@ -157,8 +157,8 @@ CONSUMERS = (
     _gauge("checkpoints", "Checkpoints that are stored"),
     _gauge(
         "checkpoints_uncertain",
-        "Checkpoints that may be older than confirmed checkpoints, because damage has destroyed "
-        "newer checkpoints",
+        "Checkpoints that may be older than the last confirmed checkpoint, because newer "
+        "checkpoints are damaged and lost",
     ),
     _gauge("checkpoints_not_shown", "Checkpoints beyond the limit of this page (10,000)"),
     _counter("checkpoint_commits", "Commits and deletions of checkpoints"),
@@ -177,9 +177,7 @@ GROUPS = (
             "Number of changes of the group's members or owners since its creation",
         ),
         _gauge("group_free_slots", "Slots without an owner, which no member reads"),
-        _gauge(
-            "group_lag", "Offsets between the slot that is farthest behind and the high watermark"
-        ),
+        _gauge("group_lag", "Largest lag of a slot of the group, see `liftlog_group_slot_lag`"),
         _gauge(
             "group_member_slots",
             "Slots of a member; all members without a fixed name count as one member, `unnamed`",
@@ -197,7 +195,7 @@ GROUPS = (
     _gauge("groups_not_shown", "Groups beyond the limits of this page"),
     _counter("group_rebalances", "Changes of the members or owners of a group"),
     _counter("group_members_expired", "Members that lost their slots because their session ended"),
-    _counter("group_commits", "Commits of members"),
+    _counter("group_commits", "Commits of members of groups"),
 )
 
 ACK_CONSUMERS = (
@@ -236,8 +234,8 @@ JOURNAL = (
     _gauge("ack_consumers", "Consumers with acks that this daemon stores"),
     _gauge(
         "ack_consumers_uncertain",
-        "Consumers with acks whose state may lack confirmed changes, because damage has "
-        "destroyed these changes",
+        "Consumers with acks whose state may lack confirmed changes, because these changes are "
+        "damaged and lost",
     ),
     _gauge("journal_size_bytes", "Bytes of the journal of consumers"),
     _gauge(
@@ -284,8 +282,8 @@ PULL = (
     _gauge("pull_unsent_bytes", "Bytes of answers in memory that clients have not received yet"),
     _counter(
         "pull_held_back_seconds",
-        "Time for which consumers had to wait because the CPU was busy and NATS had unread "
-        "messages",
+        "Time for which the daemon delayed answers to consumers, because the CPU was busy and "
+        "messages from NATS were unread",
     ),
 )
 
@@ -293,7 +291,7 @@ NATS = (
     _gauge("nats_connected", "1 while connected to NATS"),
     _counter("nats_connects", "Connections to NATS that were opened"),
     _counter("nats_disconnects", "Connections to NATS that were lost"),
-    _counter("nats_protocol_errors", "Input that nats-py could not parse"),
+    _counter("nats_protocol_errors", "Times that nats-py could not parse input from NATS"),
     _counter(
         "nats_slow_consumer_errors",
         "Number of times that NATS reported the daemon as a slow consumer, or closed the "
@@ -404,8 +402,8 @@ DAEMON = (
     _gauge("disk_writable", "1 while the daemon can write to the data directory"),
     _counter("reloads", "Reloads (SIGHUP), by `result`: ok or refused", "result"),
     _gauge("last_reload_successful", (
-        "1 if the last reload succeeded; 0 if it refused a file, whose previous content then "
-        "stays in force"
+        "1 if the last reload succeeded; 0 if the daemon refused a file and continues with its "
+        "previous content"
     )),
     _gauge("max_resident_bytes", "Largest resident memory so far"),
 )  # fmt: skip
@@ -414,7 +412,7 @@ PROCESS = (
     Metric("process_cpu_seconds_total", "counter", (), "User and system time of the daemon"),
     Metric("process_resident_memory_bytes", "gauge", (), "Resident memory"),
     Metric("process_virtual_memory_bytes", "gauge", (), "Virtual memory"),
-    Metric("process_start_time_seconds", "gauge", (), "Start of the process since 1970"),
+    Metric("process_start_time_seconds", "gauge", (), "Start of the process, s since 1970"),
     Metric("process_open_fds", "gauge", (), "Open file descriptors"),
     Metric("process_max_fds", "gauge", (), "Maximum number of open file descriptors"),
     Metric("process_threads", "gauge", (), "Threads"),
@@ -427,17 +425,17 @@ REPLICATION = (
             "leader",
             "1 if this node leads the stream; 0 if it follows, or if the stream has no leader",
         ),
-        _gauge("isr_size", "Replicas in sync; only from the leader"),
-        _gauge("under_replicated", "1 if a replica is not in sync; only from the leader"),
+        _gauge("isr_size", "Replicas in sync; exported only by the leader"),
+        _gauge("under_replicated", "1 if a replica is not in sync; exported only by the leader"),
         _gauge(
             "under_min_isr",
-            "1 if fewer than `min_isr` replicas are in sync, so that messages that ask for an "
-            "ack are refused; only from the leader",
+            "1 if fewer than `min_isr` replicas are in sync (the leader then refuses messages that "
+            "ask for an ack); exported only by the leader",
         ),
         _gauge(
             "replica_lag",
-            "Records of the leader that `node` does not have; only from the leader, for nodes "
-            "that have sent a request in this epoch",
+            "Records of the leader that `node` does not have; exported only by the leader, for "
+            "nodes that have sent a request in this epoch",
             "node",
         ),
         _counter("isr_changes", "Changes of the in-sync set while this node led the stream"),

@@ -78,8 +78,9 @@ KINDS: dict[str, Kind] = {
         Kind(
             "streams",
             Severity.UNREADY,
-            "NATS has not confirmed a subscription that a stream needs, or refuses the "
-            "subscription; or JetStream's API has not started yet (`nats.jetstream_api`).",
+            "NATS has not confirmed a subscription that a stream needs, or refuses this "
+            "subscription. Or the daemon answers no requests of JetStream's clients yet "
+            "(`nats.jetstream_api`).",
             "wait, if the daemon has just started; if NATS refuses the subscription, give the "
             "daemon's NATS user the permission: `liftlog docs how-to/nats`",
         ),
@@ -94,15 +95,15 @@ KINDS: dict[str, Kind] = {
         Kind(
             "cluster",
             Severity.UNREADY,
-            "The metadata store does not renew the session of this node, or after a start, "
-            "replicas of this node are not in sync yet.",
+            "This node cannot renew its session in the metadata store. Or the node has started, "
+            "and some of its replicas are not in sync yet.",
             "see `liftlog cluster status`, and `liftlog docs how-to/cluster-faults`",
         ),
         Kind(
             "newer_version",
             Severity.UNREADY,
-            "A newer liftlog has written the stream in a form that this version does not "
-            "support, so the daemon does not open the stream. The files stay unchanged.",
+            "A newer version of liftlog has written the stream in a form that this version does "
+            "not support. So the daemon does not open the stream, and does not change its files.",
             "upgrade this daemon, or return to the version that ran before: `liftlog docs "
             "how-to/upgrade`",
             About.STREAM,
@@ -148,17 +149,17 @@ KINDS: dict[str, Kind] = {
         Kind(
             "records",
             Severity.ERROR,
-            "The daemon cannot read the file `records`, the list of all streams that the data "
-            "directory has had. It serves the existing streams, but creates no stream.",
+            "The daemon cannot read the file `records`, which lists all streams that the data "
+            "directory has had. It serves the existing streams, but cannot create streams.",
             "restore the file; or, if no directory of a stream is missing, remove the file and "
             "restart the daemon: `liftlog docs how-to/operate` (LiftlogStreamNotOpened)",
         ),
         Kind(
             "known_records",
             Severity.ERROR,
-            "The node cannot read the file `known-records`, the newest metadata that it has "
-            "received. So it cannot detect missing streams, or an older state of the metadata "
-            "store. The node leads and follows no stream until it can read the file.",
+            "The node cannot read the file `known-records`, which has the newest metadata that "
+            "the node has received. So the node cannot detect missing streams, or an older state "
+            "of the metadata store. It leads and follows no stream until it can read the file.",
             "repair the cause that the text names. If the file cannot be recovered, remove it: "
             "then each missing copy counts as lost",
         ),
@@ -178,17 +179,17 @@ KINDS: dict[str, Kind] = {
         Kind(
             "consumers_uncertain",
             Severity.WARNING,
-            "Damage has destroyed stored changes of consumers with acks. The consumers continue "
-            "from an older state, so acked messages may be delivered again.",
+            "The stored changes of some consumers with acks are damaged and lost. These consumers "
+            "continue from an older state, so they may deliver acked messages again.",
             "check the disk, and whether workers tolerate repeated messages; for a consumer "
             "that you delete and create again, the condition ends",
         ),
         Kind(
             "newer_records",
             Severity.ERROR,
-            "A newer liftlog has stored checkpoints or consumer groups in a form that this "
-            "version does not support. The daemon keeps them, but can neither read nor change "
-            "them.",
+            "A newer version of liftlog has stored checkpoints or consumer groups in a form that "
+            "this version does not support. The daemon keeps them, but can neither read nor "
+            "change them.",
             "upgrade this daemon; if these checkpoints and groups are not needed, delete them "
             "(`liftlog offsets rm`, `liftlog group rm`): `liftlog docs how-to/upgrade`",
         ),
@@ -210,10 +211,10 @@ KINDS: dict[str, Kind] = {
         Kind(
             "clock",
             Severity.WARNING,
-            "The wall clock jumped, or differs from the clocks of other nodes. The daemon "
-            "deletes no record because of its age, for an hour or until the clocks agree. After "
-            "a jump ahead, it computes ages without the jump until an operator confirms the "
-            "time.",
+            "The wall clock jumped, or differs from the clocks of other nodes. For an hour after "
+            "a jump, or until the clocks agree, the daemon deletes no record because of its age. "
+            "After a jump ahead, it computes ages without the jump until an operator confirms "
+            "the time.",
             "set the wrong clock; if the clock is right after the jump, restart with `liftlog "
             "serve --believe-clock`: `liftlog docs how-to/retention`",
         ),
@@ -238,7 +239,8 @@ KINDS: dict[str, Kind] = {
         Kind(
             "nats_refused",
             Severity.WARNING,
-            "NATS refuses a subscription of a feature; all streams have their subscriptions.",
+            "NATS refuses a subscription of an optional feature. All streams still receive their "
+            "messages.",
             "give the daemon's NATS user the permission, or switch off the feature: `liftlog "
             "docs how-to/nats`",
         ),
@@ -253,8 +255,8 @@ KINDS: dict[str, Kind] = {
         Kind(
             "jetstream",
             Severity.WARNING,
-            "A stream of JetStream also acks the messages of this stream, and publishers use "
-            "the first ack.",
+            "A stream of JetStream also acks the messages of this stream. Publishers use the ack "
+            "that arrives first.",
             "set `acks: off` for the stream, or remove the stream of JetStream",
             About.STREAM,
         ),
@@ -267,8 +269,9 @@ KINDS: dict[str, Kind] = {
         Kind(
             "worker_acks",
             Severity.WARNING,
-            "NATS refuses the daemon's subscriptions to acks or pulls of consumers with acks. "
-            "Without acks, messages are delivered again; without pulls, no message is delivered.",
+            "NATS refuses the daemon's subscriptions to acks or pulls of consumers with acks. If "
+            "the daemon receives no acks, it delivers messages again. If it receives no pulls, "
+            "it delivers no messages.",
             "allow the daemon's NATS user to subscribe to the subjects: `liftlog docs how-to/nats`",
             About.STREAM,
         ),
@@ -281,7 +284,8 @@ KINDS: dict[str, Kind] = {
         Kind(
             "reload",
             Severity.WARNING,
-            "The last reload refused a file, so the previous content of the file stays in force.",
+            "At the last reload, the daemon refused a file. It continues to use the previous "
+            "content of this file.",
             "correct the file and reload again (`liftlog reload`)",
         ),
         Kind(
