@@ -75,8 +75,8 @@ def unavailable(why: str) -> JetStreamError:
 
 
 def too_large_for_nats(limit: int) -> JetStreamError:
-    """Return the error for an answer above NATS's maximum size. JetStream has no such limit,
-    because it runs inside nats-server; this daemon is a client of nats-server."""
+    """Return the error for an answer above NATS's maximum size. JetStream does not need this error:
+    it runs inside nats-server, and this daemon is only a client of nats-server."""
     return JetStreamError(
         400,
         10054,
@@ -90,8 +90,8 @@ def too_many_requests() -> JetStreamError:
 
 
 def from_liftlog(error: LiftlogError) -> JetStreamError:
-    """Return the JetStream error whose meaning is closest to an error of another part of the
-    daemon."""
+    """Return the JetStream error whose meaning is closest to a liftlog error from another part of
+    the daemon."""
     text = f"{error.message}; {error.hint}" if error.hint else error.message
     match error:
         case StreamNotFound():
@@ -132,8 +132,8 @@ DIRECT_GET = "direct_get"
 
 
 def refusal(reply: Destination, kind: str, error: JetStreamError) -> bytes:
-    """Return the NATS command that sends the error: as JSON, or for a direct get as a status in the
-    headers."""
+    """Return the NATS command that sends the error. The error of a direct get is a status in the
+    headers; all other errors are JSON."""
     if kind == DIRECT_GET:
         return command(reply, b"", status(error.code, error.description))
     return command(reply, answer_text(kind, {"error": error.to_json()}))
@@ -176,8 +176,8 @@ def _second_text(seconds: int) -> str:
 
 
 def is_utf8(value: str) -> bool:
-    """Return False for a text with a lone surrogate, which JSON can express but UTF-8 cannot
-    encode."""
+    """Return False if the text contains a lone surrogate. JSON can express a lone surrogate, but
+    UTF-8 cannot encode it."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -13,8 +13,9 @@ _ADDED_METADATA = ("_nats.level", "_nats.req.level", "_nats.ver")
 
 
 def with_levels(config: Mapping[str, Any], required: int = 0) -> dict[str, Any]:
-    """Return the configuration of a stream or consumer for an answer: its metadata has the level of
-    JetStream's API that the configuration needs, and the level that the daemon supports."""
+    """Return the configuration of a stream or consumer for an answer. Adds two levels of
+    JetStream's API to its metadata: the level that the configuration needs, and the level that the
+    daemon supports."""
     levels = {
         "_nats.level": f"{API_LEVEL}",
         "_nats.req.level": f"{required}",

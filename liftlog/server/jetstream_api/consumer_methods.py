@@ -45,7 +45,8 @@ from liftlog.server.jetstream_api.workers.worker_link import Arrived
 
 _PAGE = 256
 _HELD_DIGITS = 9
-"""Maximum number of digits of the time in ms for which a node says that it has held a pull."""
+"""Maximum number of digits in the time (ms) that a node reports as the time for which it has held a
+pull."""
 
 
 def _not_found() -> JetStreamError:
@@ -79,7 +80,7 @@ async def _create_durable(request: Request) -> Answer:
 
 
 def _config_of(request: Request) -> tuple[Answer, dict[str, Any]]:
-    """Return the body of a request, and the configuration in it."""
+    """Return the body of a request, and the configuration that the body contains."""
     body = request.body()
     config = body.get("config")
     if not isinstance(config, dict):
@@ -143,8 +144,8 @@ async def _find(request: Request, name: str) -> Consumer | AckedConsumer | None:
 
 
 def _named(rest: Sequence[str], config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the name from the request's subject. The subject may also
-    contain the filter."""
+    """Return the configuration, with the consumer's name from the request's subject. The subject
+    may also contain the filter."""
     if not rest:
         return config
     for key in ("name", "durable_name"):
@@ -301,9 +302,9 @@ async def _next(request: Request) -> None:
 
 
 def _take_missed(request: Request, consumer: AckedConsumer | None) -> None:
-    """Take a pull for a consumer with acks if it arrived before this node had subscribed to the
-    pulls for the stream, unless the former leader has read it. The connection of workers has
-    received all other pulls. `consumer` is None if it is not known yet."""
+    """Take a pull for a consumer with acks if the pull arrived before this node subscribed to the
+    pulls for the stream. Skip the pull if the former leader has read it. All other pulls arrive on
+    the connection of workers. `consumer` is None if it is not known yet."""
     stream, name, *held = request.arguments
     is_held = held and held[0].isdecimal() and len(held[0]) <= _HELD_DIGITS
     began = request.arrived - (int(held[0]) / 1000 if is_held else 0.0)
@@ -317,7 +318,7 @@ def _take_missed(request: Request, consumer: AckedConsumer | None) -> None:
     if isinstance(pull, Pull) and pull.expires_ns:
         left = pull.expires_ns - held_ns
         if left <= 0:
-            return  # the client waits no longer
+            return  # the client no longer waits
         pull = pull._replace(expires_ns=left)
     request.parts.take(Arrived(stream, [], [WorkerPull(name, request.reply, pull)], []))
 

@@ -15,8 +15,8 @@ CREATE = "STREAM.CREATE"
 
 
 class Creations:
-    """Finds overlaps with subjects that a stream does not have yet, but is about to get. Belongs to
-    the event loop."""
+    """Finds overlaps with the subjects of streams that are being created or changed. A stream does
+    not have these subjects yet. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str, Sequence[str]]] = []
@@ -27,8 +27,8 @@ class Creations:
 
     @contextlib.contextmanager
     def of(self, stream: str, config: Mapping[str, Any]) -> Iterator[None]:
-        """Mark the subjects of this configuration as taken, while the stream is created or
-        changed. Check for overlaps first, without an await in between."""
+        """Mark the subjects of this configuration as taken while the stream is created or changed.
+        Call `overlap` first, and do not await anything between the two calls."""
         one = (stream, () if config.get("no_ack") else config["subjects"])
         self._open.append(one)
         try:
@@ -38,12 +38,12 @@ class Creations:
 
 
 def creating_node(broker: Broker, method: str, arguments: Sequence[str]) -> str | None:
-    """Return the other node that answers a request to create a stream; None if this node answers
-    it, and for other methods.
+    """Return the other node that answers a request to create a stream. Return None if this node
+    answers the request, and for all other methods.
 
     In a cluster, the leader of the checkpoints creates the streams of JetStream's clients. If
-    several nodes created streams at the same moment, none of them would find an overlap. While
-    there is no such leader, or this node cannot reach it, any node creates streams.
+    several nodes created streams at the same moment, none of them would find an overlap. If there
+    is no such leader, or this node cannot reach it, any node creates streams.
     """
     catalog = broker.catalog
     if method != CREATE or catalog.knows(arguments[0]):

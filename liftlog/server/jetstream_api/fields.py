@@ -19,7 +19,7 @@ def read_object(payload: bytes) -> dict[str, Any]:
         content = json.loads(payload, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise invalid_json(str(error)[:200]) from None
-    if content is None:  # as a Go program parses it; async-nats sends it
+    if content is None:  # Go parses null as an empty object, and async-nats sends null
         return {}
     if not isinstance(content, dict):
         raise invalid_json("expected an object")

@@ -1,6 +1,5 @@
-"""Pulls that arrive while no node leads their stream. This module holds such pulls until there is a
-leader. Otherwise clients would repeat a pull only when it has expired or heartbeats are missing,
-which can take 30 s."""
+"""Holds pulls that arrive while no node leads their stream, until there is a leader. Clients repeat
+a pull only when it has expired or heartbeats are missing. This can take 30 s."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ class HeldPulls:
     def __init__(
         self, check_led: Callable[[str], None], again: Callable[[Message], object]
     ) -> None:
-        """`check_led` raises LiftlogError while no node leads a stream. When a node leads the
-        stream, `again` gets the pulls."""
+        """`check_led` raises LiftlogError while no node leads a stream. `again` receives the held
+        pulls when a node leads the stream."""
         self._check_led = check_led
         self._again = again
         self._held: list[tuple[str, Message]] = []

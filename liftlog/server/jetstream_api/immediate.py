@@ -1,4 +1,4 @@
-"""Answers requests that need no wait. The answers of one turn of the event loop leave with one
+"""Answers requests that need no wait. All answers of one turn of the event loop are sent with one
 write."""
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from liftlog.server.jetstream_api.waiting import Message
 MAX_UNSENT_BYTES = 64 * 1024
 
 _Rules = tuple[Destinations, int, Policy | None]
-"""The subjects of the streams, with their version, and the ACL."""
+"""The version of the streams' subjects (`Destinations`), and the ACL policy."""
 
 
 class ImmediateAnswers:
-    """Belongs to the event loop."""
+    """Answers requests at once. Belongs to the event loop."""
 
     def __init__(self, parts: Parts, link: NatsLink, put_back: Callable[[Message], bool]) -> None:
         """`put_back` receives a request whose answer was not sent, so that the request is answered
@@ -42,7 +42,7 @@ class ImmediateAnswers:
         self._asked: list[tuple[Message, Method]] = []
         self._size_bytes = 0
         self._rules: _Rules | None = None
-        """The rules by which the destinations of `_texts` were chosen."""
+        """The rules that were in force when the destinations of `_texts` were chosen."""
 
     def answer(self, message: Message, method: Method, arguments: Sequence[str]) -> bool:
         """Answer a request. Return False if the answer needs a wait, or if the answer is an
@@ -86,8 +86,8 @@ class ImmediateAnswers:
         return destinations, destinations.version, self._parts.gate.policy
 
     def _flush(self) -> None:
-        """Send the answers. If streams or permissions have changed since an answer was composed,
-        its destination may be forbidden by now, so its request is answered again."""
+        """Send the answers. Streams or permissions may have changed since an answer was composed.
+        Its destination may then be forbidden, so the request is answered again."""
         texts, self._texts = self._texts, []
         asked, self._asked = self._asked, []
         self._size_bytes = 0

@@ -76,8 +76,8 @@ class Lookup:
         self._log: Log = shown.host.log
         self._subjects = shown.host.sequencer.subjects
         self._readable = readable
-        # As in `cursor`, all clients of NATS together are one party, so many inboxes give no
-        # advantage.
+        # As in `cursor`, all clients of NATS count together as one party, so a client gains nothing
+        # by using many inboxes.
         self._threads = services.scanners.of(OVER_NATS, member)
         self._cold = services.cold_readers
         self._until = time.monotonic() + _SEARCH_SECONDS
@@ -162,12 +162,12 @@ class Lookup:
     async def following(
         self, offset: int, subjects: Sequence[str], limit: int, max_bytes: int
     ) -> tuple[list[Found], int]:
-        """Return the next records from `offset` on, on any of the subjects (empty: all), and the
+        """Return the next records at or after `offset` on any of the subjects (empty: all), and the
         offset at which to continue. If there are no more records, this offset is the end of the
         stream.
 
-        Returns at most `limit` records and about `max_bytes`, but always the first record if one
-        exists.
+        Returns at most `limit` records of about `max_bytes` in total. The first record is always
+        returned, even if it is larger.
         """
         log, selection = self._log, self._selection(subjects)
         at = max(offset, self._shown.first_offset)
@@ -179,7 +179,7 @@ class Lookup:
         return [], max(at, log.high_watermark)
 
     async def count(self, offset: int, subjects: Sequence[str]) -> int:
-        """Count the records from `offset` on, on any of the subjects (empty: all)."""
+        """Return the number of records at or after `offset` on any of the subjects (empty: all)."""
         if self._shown.history is not None:
             newest = await self._newest(subjects, self._log.high_watermark)
             return sum(one >= offset for one in newest.offsets())
@@ -240,7 +240,8 @@ class Lookup:
     async def holes(self, first: int, end: int) -> list[int]:
         """Return the offsets in [first, end) whose records have been deleted. `first` is the offset
         of a record. Raises TooManyResults."""
-        if self._shown.history is not None:  # records are superseded, but not deleted yet
+        # The records are superseded, but compaction has not deleted them yet.
+        if self._shown.history is not None:
             kept = set((await self._newest((), end)).offsets())
             if end - first - len(kept) > MAX_HOLES:
                 raise TooManyResults
@@ -303,8 +304,8 @@ class Lookup:
     async def _search(
         self, at: int, end: int, selection: Selection, take: Callable[[bytes], None]
     ) -> None:
-        """Pass the encoded batches of the matching records in [at, end) to `take`, which runs in
-        the thread and may raise."""
+        """Search [at, end), and pass the encoded batches of the matching records to `take`. `take`
+        runs in the thread and may raise an exception."""
 
         def pieces() -> Generator[None, None, None]:
             position = at
@@ -361,7 +362,7 @@ def _member(request: Request) -> Hashable:
 
 def _piece(log: Log, scan: Scan) -> tuple[bytes, int]:
     """Return the encoded batches of a piece of the log, and the end of the piece. Skips damaged and
-    missing batches: the daemon reports damage in another way, and the client can see the gap in the
+    missing batches. Readers of the log report such damage, and the client sees the gap in the
     sequences."""
     try:
         scanned = scan_log(log, scan)

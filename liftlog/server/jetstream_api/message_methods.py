@@ -77,7 +77,8 @@ class Wish:
 
     @property
     def is_contradictory(self) -> bool:
-        """Return True if no message or batch can match all fields."""
+        """Return True if the fields contradict each other, so that no message or batch can match
+        them."""
         has_start = self.start_ns is not None
         return (
             (self.seq > 0 and has_start)
@@ -141,21 +142,21 @@ _is_by_sequence = without(b"by_subj", b"start_time", b"multi_last", b"batch")
 
 
 def _last_for(request: Request) -> str | None:
-    """Return the subject if the request asks only for the last record of a subject; None if the
-    request has other fields."""
+    """Return the subject if the request asks only for the last record of that subject. Return None
+    if the request has other fields."""
     body = read_object(request.payload)
     wanted = body.get("last_by_subj")
     return wanted if len(body) == 1 and isinstance(wanted, str) else None
 
 
 def _last_now(request: Request, host: StreamHost, pattern: str | None) -> Found | None:
-    """Return the last record of a subject if it is known, in memory, shown, and readable for the
-    client. Raises LiftlogError."""
+    """Return the last record of a subject. The record must be in memory, shown, and readable for
+    the client; otherwise return None. Raises LiftlogError."""
     table = host.sequencer.subjects
     if not pattern or not is_literal(pattern) or table is None:
         return None
     if not request.may_read(request.stream):
-        return None  # the ordinary answer refuses, with one line in the audit log
+        return None  # `perform` refuses the request, and writes one line to the audit log
     readable = request.parts.gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
     if readable is not None and not any(matches(one, pattern) for one in readable):
         return None
@@ -248,9 +249,9 @@ async def _one(lookup: Lookup, wish: Wish) -> Found | None:
 
 
 class _Status(Exception):
-    """An answer that consists only of a status. NATS itself answers 503 without text if a subject
-    has no subscriber. JetStream sends this answer if the stream does not exist or does not allow
-    direct gets. Clients check for exactly this answer."""
+    """An answer that consists only of a status. If the stream does not exist or does not allow
+    direct gets, JetStream answers 503 without text, and clients check for exactly this answer. NATS
+    itself sends it if a subject has no subscriber."""
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)
@@ -337,8 +338,8 @@ def _headers(stream: str, found: Found, more: bytes) -> bytes:
         f"Nats-Sequence: {record.offset}\r\n"
         f"Nats-Time-Stamp: {time_text(record.timestamp_ns)}\r\n"
     )
-    # These headers come last, as in JetStream. If a name occurs twice, clients use the last value.
-    # So no header of a publisher, or of a republished message, can replace one of these headers.
+    # As in JetStream, these headers come last, because clients use the last value if a name occurs
+    # twice. So a header from a publisher or a republished message cannot replace one of them.
     own = found.headers[:-2] if found.headers else PREAMBLE
     return b"%b%b%b\r\n" % (own, place.encode(), more)
 

@@ -70,12 +70,12 @@ class Parts:
     mark: str
     """The name in answers that identifies this daemon or its cluster."""
     send: Callable[[Callable[[], bytes]], Awaitable[None]]
-    """Function that waits for space in the send buffer, then calls another function, and queues the
-    NATS commands that the other function returns. The commands are composed only after the wait,
-    because the allowed subjects can change during the wait. Raises NatsUnavailable, and the errors
-    of the called function."""
+    """Waits for space in the send buffer. Then calls the function that it received, and queues the
+    NATS commands that this function returns. The commands are composed only after the wait, because
+    the allowed subjects can change during the wait. Raises NatsUnavailable, and the errors of the
+    called function."""
     max_payload_bytes: Callable[[], int]
-    """Function that returns the maximum size of one message; 0 if it is unknown."""
+    """Returns the maximum size of one message, in bytes; 0 if it is unknown."""
     consumers: Consumers
     acked: AckedConsumers
     ages: Ages
@@ -83,8 +83,8 @@ class Parts:
     counters: ApiCounters
     inboxes: Inboxes
     take: Callable[[Arrived], None]
-    """Function that takes pulls for consumers with acks, as if the connection of workers had
-    received them."""
+    """Receives pulls for consumers with acks, as if they had arrived on the connection of
+    workers."""
     creations: Creations
 
     @property
@@ -95,7 +95,7 @@ class Parts:
 
 
 class NoDestination(Exception):
-    """Raised if nothing may be sent to the reply subject, not even an error."""
+    """Raised if the daemon may send nothing to the reply subject, not even an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +174,8 @@ answer."""
 
 AnswerNow = Callable[["Request"], bytes | None]
 """Function that returns the NATS command that answers the request, without a wait. Returns None if
-the answer needs a wait or reports an error. May raise LiftlogErrors, JetStreamError and
-NoDestination, which mean the same as None."""
+the answer needs a wait or reports an error. The function may raise LiftlogErrors, JetStreamError
+and NoDestination. The caller treats these errors like None."""
 
 IsCheap = Callable[[Sequence[str], bytes], bool]
 
@@ -190,7 +190,8 @@ def never(_: Sequence[str], __: bytes) -> bool:
 
 def without(*words: bytes) -> IsCheap:
     """Return a function that returns True if the payload contains none of these fields. Escaped
-    text could hide such a field, so the function returns False for escaped text."""
+    text could hide such a field, so the function also returns False for a payload with escaped
+    text."""
 
     def is_cheap(_: Sequence[str], payload: bytes) -> bool:
         return not any(word in payload for word in (*words, b"\\"))
@@ -209,8 +210,8 @@ class Method(NamedTuple):
     """True if only the leader of the stream can answer."""
     is_cheap: IsCheap
     """Function that returns True if a request with these arguments and this payload can be answered
-    quickly. All other requests may search a log, write, or describe many streams, and wait in a
-    separate lane (`waiting`)."""
+    quickly. Any other request may search a log, write, or describe many streams. Such requests wait
+    in a separate lane (`waiting`)."""
     answer_now: AnswerNow | None = None
     """Function that is tried before `perform`."""
 
@@ -238,9 +239,9 @@ def answers(
 
 @lru_cache(maxsize=256)
 def find_method(call: bytes) -> tuple[Method, Sequence[str]] | None:
-    """Return the method of a subject without `PREFIX`, and the tokens after it. If several names
-    match, the longest counts: CONSUMER.MSG.NEXT before CONSUMER.MSG. Returns None if no method
-    matches, or if the number of tokens is wrong."""
+    """Return the method of a subject (without `PREFIX`), and the tokens after it. If several names
+    match, the longest name is used: CONSUMER.MSG.NEXT before CONSUMER.MSG. Returns None if no
+    method matches, or if the number of tokens is wrong."""
     tokens = tokens_of(call)
     for length in (3, 2, 1):
         method = METHODS.get(".".join(tokens[:length]))

@@ -152,7 +152,8 @@ class MonitoringPage:
     def __init__(
         self, overviews: Callable[[], Overviews | str], callers: Callers, hosts: HostNames
     ) -> None:
-        """`overviews` returns the reason while the API is not available."""
+        """`overviews` returns the overviews. While the API is not available, it returns the reason
+        as a text."""
         self._overviews = overviews
         self._callers = callers
         self._hosts = hosts

@@ -22,11 +22,11 @@ _AT_ONCE = 8
 _NODE_SECONDS = 2.0
 _SHARE = 10.0
 _AGE_SECONDS = (1.0, 15.0)
-"""Least and greatest time for which a description is reused."""
+"""Shortest and longest time, in seconds, for which a description is reused."""
 
 
 class Seen(NamedTuple):
-    """One stream, as the answers to STREAM.INFO and CONSUMER.LIST."""
+    """One stream, in the form of the answers to STREAM.INFO and CONSUMER.LIST."""
 
     info: Mapping[str, Any]
     leader: str
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """The streams that clients of NATS may read, and the names of streams that no node has
+    """The streams that clients of NATS may read, and the names of the streams that no node has
     described."""
 
     streams: list[Seen]
@@ -44,8 +44,8 @@ class Overview(NamedTuple):
 class Overviews:
     """Describes all streams of the daemon or its cluster. It belongs to the event loop.
 
-    A description is reused for about ten times as long as it took to make. So even requests without
-    pause use at most a tenth of the event loop's time.
+    A description is reused for about ten times as long as it took to compose. So even continuous
+    requests use at most a tenth of the event loop's time.
     """
 
     def __init__(self, parts: Parts, requests: OwnRequests, node_prefix: Callable[[str], str]):
@@ -110,7 +110,7 @@ class Overviews:
         self, node: str | None, method: str, stream: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the answer to a request about a stream. Raises LiftlogError, JetStreamError, and
-        ValueError for an answer that is no JSON."""
+        ValueError if the answer is not JSON."""
         payload = to_text(body)
         if node is None:
             request = Request(self.parts, (stream,), b"", payload, time.monotonic())

@@ -46,7 +46,7 @@ class OwnRequests:
             del self._answers[reply]
 
     def fail(self, error: Exception) -> None:
-        """Let all requests that wait for an answer raise `error`."""
+        """Raise `error` in all requests that wait for an answer."""
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(error)

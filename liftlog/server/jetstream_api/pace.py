@@ -1,8 +1,8 @@
 """Limits the share of the event loop that requests and their answers use.
 
-A stored message needs two or three turns of the event loop before its ack is sent. Between two of
-these turns, all answers together get a limited time. While messages arrive, the answers then pause
-for as long as they have run, less the time in which they did not run.
+A stored message needs two or three turns of the event loop before its ack is sent. In each turn,
+all answers together get a limited time. While messages arrive, a pause follows that is as long as
+the answers have run. Time in which no answer ran shortens the pause.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ class Pace:
         self._clock = perf_counter if clock is None else clock
         self._seen_bytes = ingested_bytes()
         self._spent = 0.0
-        """Time that answers have used, less the time since then that they have left to others."""
+        """Time, in seconds, that answers have used, less the time since then in which they did not
+        run."""
         self._counted_at = perf_counter()
         self._has_begun = False
         """True if answers have already used time in this turn of the loop."""
         self._is_open = True
         self._is_handing_on = False
-        """True from the time at which a caller is woken to the end of its step."""
+        """True from the moment at which a caller is woken until the end of its step."""
         self._queue: deque[asyncio.Future[None]] = deque()
 
     @property
     def has_time(self) -> bool:
-        """Return True while the caller that has the turn may begin more work."""
+        """Return True if the caller that has the turn may begin more work."""
         return self._is_open
 
     @property
@@ -68,12 +69,12 @@ class Pace:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Wake the next caller. After the step of that caller, wake the one after it, as long as
-        there is time."""
+        """Wake the next caller. After its step, wake the caller behind it, as long as there is
+        time."""
         self._is_handing_on = False
         while self._is_open and self._queue and not self._is_handing_on:
             following = self._queue.popleft()
-            if not following.done():  # it was not cancelled
+            if not following.done():  # the caller was not cancelled
                 following.set_result(None)
                 self._is_handing_on = True
                 asyncio.get_running_loop().call_soon(self._hand_on)
@@ -82,12 +83,12 @@ class Pace:
         self._has_begun = False
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work`, and count its time in the event loop, without the time of its waits."""
+        """Run `work`, and count the time that it uses in the event loop. Its waits do not count."""
         result: Result = await _Timed(work, self._clock, self._count)
         return result
 
     def run_now(self, work: Callable[..., Result], *arguments: object) -> Result:
-        """Call `work`, and count its time."""
+        """Call `work`, and count the time that it uses."""
         began = self._clock()
         try:
             return work(*arguments)
@@ -96,8 +97,8 @@ class Pace:
 
     def _count(self, seconds: float) -> None:
         now = perf_counter()
-        # Time between two calls of one turn is not time for other work: in it, the thread has only
-        # waited for the interpreter lock or for a processor.
+        # The time between two calls in the same turn is not left to other work: the thread only
+        # waits for the interpreter lock or for a processor.
         left = 0.0 if self._has_begun else now - seconds - self._counted_at
         self._counted_at = now
         self._spent = max(self._spent - left, 0.0) + seconds
@@ -115,7 +116,7 @@ class Pace:
 
 
 class ReadingPause:
-    """Delays the next read after a read that brought more requests than can wait.
+    """Delays the next read after a read that brought more requests than the queue can hold.
 
     During the delay the data stays in NATS. Acks are not delayed, because they have a separate
     connection. Belongs to the event loop.

@@ -1,12 +1,15 @@
-"""Pulls that this node has passed on to the leader of their stream, and that may be lost there.
+"""Pulls that this node has passed on to the leader of their stream. The leader may lose them.
 
-A pull has no answer until there are messages. So the node asks the leader whether it reads: the
-node sends a question before the first pull, and the next question after each answer. NATS keeps the
-order of questions and pulls. While a question has no answer, the leader has not read the pulls
-after it. This leader may be frozen. If another node becomes the leader, or the same node in another
-epoch, the pulls are passed on again. No pull is passed on again after an answer, because the former
-leader may have served it. An answer can also be late or lost. So the next leader ignores a pull if
-the state of the consumer shows that the former leader has read it (`workers.arriving`).
+A pull gets no answer until there are messages. So this node sends questions to the leader, to
+determine whether the leader still reads its connection. The first question precedes the first pull,
+and the next question follows each answer. NATS keeps the order of questions and pulls. While a
+question has no answer, the leader has not read the pulls that were sent after the question. The
+leader may then be frozen.
+
+If another node becomes the leader, or the same node in another epoch, these pulls are passed on
+again. After an answer, no pull is passed on again, because the former leader may have served it. An
+answer can also be late or lost. Therefore the next leader ignores a pull if the consumer's state
+shows that the former leader has read it (`workers.arriving`).
 
 The subjects follow the node's own prefix:
 
@@ -72,9 +75,9 @@ class PassedPulls:
         """`name` is the name of this node, empty without a cluster. `prefix_of` returns the prefix
         of a node's own subjects, and raises LiftlogError if no node has this name. `leader_of`
         raises LiftlogError if a stream has no leader. `may_answer` returns True if this node
-        certainly leads a stream. `answers` returns True for a node whose version answers
-        questions; an older node would seem to be frozen. `send` publishes an empty message on a
-        subject. `again` gets the pulls that are to be passed on again."""
+        certainly leads a stream. `answers` returns True if a node's version answers questions;
+        without this check, an older node would seem to be frozen. `send` publishes an empty message
+        on a subject. `again` gets the pulls that are to be passed on again."""
         self._name = name
         self.own = prefix_of(name) if name else b""
         """Prefix of the subjects on which other nodes forward requests to this node; empty without
@@ -111,9 +114,10 @@ class PassedPulls:
             self._watching = asyncio.create_task(self._watch(), name="jetstream-api-passed")
 
     def was_repeated(self, message: Message) -> bool:
-        """Return True for a pull that `again` has received, once per pull. Such a pull may be older
+        """Return True, once per pull, if `again` has received this pull. Such a pull may be older
         than other requests."""
-        if not self._repeated:  # nearly always, and the hash of a large message takes time
+        # The table is nearly always empty, and the hash of a large message takes time.
+        if not self._repeated:
             return False
         is_repeated = message in self._repeated
         self._repeated.discard(message)
@@ -185,7 +189,7 @@ class PassedPulls:
                 for stream in [*self._asked]:
                     self._look(stream, self._asked[stream])
         finally:
-            self._watching = None  # after a defect, the next pull starts another one
+            self._watching = None  # after a defect in this task, the next pull starts another task
 
     def _look(self, stream: str, asked: _Asked) -> None:
         now = time.monotonic()

@@ -1,5 +1,5 @@
-"""Checks whether JetStream or another daemon answers on `$JS.API`, because in this case this daemon
-must not answer.
+"""Checks whether JetStream or another daemon answers on `$JS.API`. In this case, this daemon must
+not answer.
 
 A client uses the first answer that arrives. If two servers answered, a client could create a stream
 in one server and request its description from the other.

@@ -1,10 +1,10 @@
 """STREAM.PURGE: deletes the oldest messages of a stream, or the messages on some subjects.
 
-To delete the oldest records, the log start is moved. The records of some subjects are erased, as
-STREAM.MSG.DELETE erases one. In a stream with `max_msgs_per_subject`, a tombstone deletes the
-records of a subject. A tombstone is a record like any other, so it is durable and on all replicas
-before the answer is sent. From then on readers skip the deleted records, and compaction removes
-their bytes later.
+To delete the oldest records, the module moves the log start. To delete the records of some
+subjects, it erases them, as STREAM.MSG.DELETE erases a single record. In a stream with
+`max_msgs_per_subject`, a tombstone deletes the records of a subject. A tombstone is a record like
+any other, so it is durable and on all replicas before the answer is sent. From then on readers skip
+the deleted records, and compaction removes their bytes later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _AT_ONCE = 500
 _COMMIT_SECONDS = 4.0
 """Time limit of a commit, in seconds. It is lower than the usual timeout of clients, 5 s."""
 _SETTLE_SECONDS = 1.0
-"""Maximum wait for the last messages of the subjects, in seconds."""
+"""Maximum time, in seconds, to wait for the last messages of the subjects."""
 
 
 @answers("STREAM.PURGE", "stream_purge", arguments=(1, 1), at_leader=True)
@@ -117,8 +117,8 @@ async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -
         if request.led_stream() is not host:
             raise NotReady("the stream was deleted or moved meanwhile", hint="try again")
         wanted = going[start : start + _AT_ONCE]
-        # No await between this look-up and the tombstones, so that a message that has arrived since
-        # is kept unless the purge covers it.
+        # There is no await between this look-up and the tombstones. So the purge deletes no message
+        # that has arrived later.
         keys = [_key(host, one, found[one][doomed[one] :], below) for one in wanted]
         named = {one: key for one, key in zip(wanted, keys, strict=True) if key}
         await _delete(host, list(named), list(named.values()))
@@ -164,7 +164,7 @@ async def _erase_subjects(
 
 
 def _first_kept(found: Mapping[bytes, Sequence[int]], keep: int) -> int:
-    """Return the offset of the first of the last `keep` messages of all subjects."""
+    """Return the offset of the first of the last `keep` messages, counted over all subjects."""
     offsets = sorted(chain.from_iterable(found.values()))
     return offsets[-keep] if keep < len(offsets) else 1
 

@@ -1,4 +1,4 @@
-"""Takes the requests that wait, and has each of them answered within the time that the event loop
+"""Takes waiting requests from the queue, and has them answered within the time that the event loop
 has for answers."""
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ s."""
 
 
 class RequestWorkers(NamedTuple):
-    """Belongs to the event loop. Each task that runs `work` is one worker."""
+    """Answers the requests of the queue. Each task that runs `work` is one worker. Belongs to the
+    event loop."""
 
     waiting: Waiting
     pace: Pace

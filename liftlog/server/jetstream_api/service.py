@@ -1,8 +1,8 @@
 """Receives requests from `$JS.API.>`, calls the methods that answer them, and sends the answers.
 
-In a cluster, the nodes are members of one queue group, so NATS delivers each request to one of
-them. If only the leader of a stream can answer, the node forwards the request to the leader, once,
-as a NATS message. The leader sends the answer.
+In a cluster, the nodes are members of one queue group, so NATS delivers each request to one node.
+If only the leader of a stream can answer, this node forwards the request to the leader once, as a
+NATS message. The leader then sends the answer.
 
 Requests must not delay acks. Therefore the number of waiting requests is limited, for each client
 and in total, and only a few requests are answered at the same time. An answer is sent only after
@@ -81,8 +81,8 @@ _PREFIX = PREFIX.encode()
 _TAKEOVER_SECONDS = 2.0
 _TAKEOVER_LOOK_SECONDS = 0.02
 _MAX_AT_TAKEOVER = WORKERS // 2
-"""Maximum number of requests that wait for this node to become the leader of their stream. The
-other tasks that answer requests remain free for other requests."""
+"""Maximum number of requests that wait until this node leads their stream. The other tasks that
+answer requests remain free."""
 _LOOK_SECONDS = 15.0
 _LOOK_AGAIN_SECONDS = 1.0
 _UNAVAILABLE = 503
@@ -90,7 +90,7 @@ _UNDECIDED = "not yet known whether JetStream is off"
 
 __all__ = ["JetStreamApi"]
 _REGISTERED = (consumer_methods, message_methods, purging, streams)
-"""The modules that register methods, imported only for that; `purging` imports `erasing`."""
+"""Modules that are imported only because they register methods; `purging` imports `erasing`."""
 
 
 class JetStreamApi:
@@ -99,9 +99,9 @@ class JetStreamApi:
     def __init__(
         self, broker: Broker, servers: list[str], seam: str, services: PullServices
     ) -> None:
-        """`servers` and `seam` are those of the link on which messages arrive. The API has a
-        separate link, because one client can send any number of requests, and messages must not
-        wait behind these requests."""
+        """`servers` and `seam` belong to the link on which messages arrive. The API has a separate
+        link, because one client can send any number of requests, and messages must not wait behind
+        these requests."""
         settings = broker.settings
         self.problem = _UNDECIDED
         """Reason why requests are not answered; empty if requests are answered."""
@@ -222,8 +222,8 @@ class JetStreamApi:
 
     @property
     def is_deciding(self) -> bool:
-        """True until the first check for JetStream has ended. After it, requests are answered, or
-        `problem` is the reason why not."""
+        """True until the first check for JetStream has ended. After that, the daemon answers
+        requests, or `problem` contains the reason why it does not."""
         return self.problem == _UNDECIDED
 
     @property
@@ -252,7 +252,7 @@ class JetStreamApi:
                 self._pause(f"not connected to NATS: {error.message}")
             except NatsRefused as error:
                 self._pause(error.message)
-                # If NATS allows the subjects later, this daemon must check again before it
+                # If NATS allows the subjects later, this daemon must repeat the check before it
                 # subscribes.
                 await self._unsubscribe()
             except Exception as error:  # a supervisor: the next check may succeed
@@ -273,7 +273,7 @@ class JetStreamApi:
             return
         is_new = not self._subscriptions
         if is_new:
-            self._looked.clear()  # from here on requests are answered, unless the check below fails
+            self._looked.clear()  # answers are sent now, unless the check below fails
             self._subscribe()
         for wanted in self._subscriptions:
             await self.link.attach(wanted)
@@ -322,7 +322,7 @@ class JetStreamApi:
             if self._acked.takes_pull(message[0]):
                 continue
             party = party_of(message[1])
-            if party in full:  # thousands are waiting; the rest is not examined
+            if party in full:  # thousands of requests wait; the rest is not examined
                 unseen += 1
             elif not self._waiting.add(message):
                 refused.append(message)
@@ -442,8 +442,8 @@ class JetStreamApi:
         return await method.perform(request)
 
     def _check_led(self, stream: str) -> None:
-        """Raise LiftlogError if no node leads the stream, or if this node cannot reach the leader,
-        which may have just failed."""
+        """Raise LiftlogError if no node leads the stream, or if this node cannot reach the leader.
+        The leader may have just failed."""
         catalog = self._broker.catalog
         node = catalog.answerer(stream)
         if node is not None and not catalog.reaches(node):
@@ -451,8 +451,8 @@ class JetStreamApi:
 
     async def _take_over(self, catalog: Catalog, stream: str) -> None:
         """Wait until this node leads the stream, if it is about to become the leader. This wait
-        exists because programs use a stream as soon as its creation is answered. If too many
-        requests already wait, return at once; the request is then refused."""
+        exists because programs use a stream as soon as they receive the answer to its creation. If
+        too many requests already wait, return at once; the request is then refused."""
         if not catalog.begins_to_lead(stream) or self._at_takeover >= _MAX_AT_TAKEOVER:
             return
         self._at_takeover += 1
@@ -494,7 +494,7 @@ class JetStreamApi:
     # --- answers ---
 
     async def send(self, compose: Callable[[], bytes]) -> None:
-        """Queue an answer as `Parts.send` describes. The wait exists because acks use the same
-        connection, and must not wait behind long answers."""
+        """Queue an answer as `Parts.send` describes. Answers wait for space because acks use the
+        same connection, and must not wait behind long answers."""
         await self.link.room()
         self.link.send(compose())

@@ -1,8 +1,8 @@
-"""Converts JetStream's configuration of a stream to our settings and back. Pure.
+"""Converts JetStream's configuration of a stream to liftlog's settings and back. Pure.
 
-A JetStream setting that liftlog cannot fulfil is refused, never ignored. liftlog settings that
-JetStream lacks (durability, batches, times of compaction) get their defaults when a stream is
-created, and keep their values when the stream is updated.
+A JetStream setting that liftlog cannot fulfil is refused, never ignored. Some liftlog settings have
+no counterpart in JetStream: durability, batches, times of compaction. They get their defaults when
+a stream is created, and keep their values when the stream is updated.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
 
 
 def settings_from(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return our settings for a new stream of this configuration, as input for
+    """Return liftlog's settings for a new stream of this configuration, as input for
     `parse_stream_settings`. Raises JetStreamError."""
     if not is_stream_name(name):
         raise invalid_config(f"stream name {name[:80]!r}: expected {NAME_HELP}")
@@ -128,8 +128,8 @@ def changes_from(
     changes = {key: settings[key] for key in ("retention", "jetstream")}
     history = settings["jetstream"]["max_msgs_per_subject"]
     is_longer = history is not None and history > 1
-    # A longer history needs its `null` even if `have` has the same value, because `have` may be
-    # outdated.
+    # To lengthen the history, the update must contain `null` even if `have` shows the same value,
+    # because `have` may be outdated.
     if is_longer or have.get("max_msgs_per_subject") != want.get("max_msgs_per_subject"):
         changes["compaction"] = settings["compaction"]
     for key, field in _CHANGEABLE.items():
@@ -372,7 +372,7 @@ class _Reader(ConfigFields):
 
 
 def _segment(max_age_ns: int, max_bytes: int | None) -> dict[str, Any]:
-    """Return settings for segments that are small compared with the limits, because only whole
+    """Return settings for segments that are small in comparison with the limits, because only whole
     segments are deleted."""
     segment: dict[str, Any] = {}
     if max_age_ns:

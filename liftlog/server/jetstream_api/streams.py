@@ -70,7 +70,7 @@ _DEFAULT_PAYLOAD = 2**20
 _SUBJECTS_LIMIT = 100_000
 """Maximum number of subjects in one page, as in JetStream."""
 _PLAIN = re.compile(rb"[ !#-\[\]-~]*")
-"""Pattern of texts that have the same length in JSON."""
+"""Pattern of texts whose length does not change when they are encoded as JSON."""
 
 _NO_LIMITS = {
     "max_memory": 0,
@@ -141,7 +141,7 @@ async def _stream_info(request: Request) -> Answer:
 async def _subjects_page(
     request: Request, state: dict[str, Any], pattern: str, offset: int
 ) -> dict[str, Any]:
-    """Add to `state` the number of messages of each subject, for as many subjects as fit into one
+    """Add the number of messages of each subject to `state`, for as many subjects as fit into one
     answer. Return the fields that describe the page."""
     counts = await open_lookup(request)[1].subjects(pattern, MAX_SUBJECTS)
     names = sorted(counts)
@@ -149,8 +149,9 @@ async def _subjects_page(
     most_bytes = _PAGE_SHARE * (request.parts.max_payload_bytes() or _DEFAULT_PAYLOAD)
     longest = max(map(len, names), default=0)
     if not _PLAIN.fullmatch(b"".join(names)):
-        longest = 6 * longest + 12  # the longest form in JSON
-    # All pages have the same number: clients multiply the limit of the first one.
+        longest = 6 * longest + 12  # this is the longest form in JSON
+    # All pages have the same number of subjects, because clients multiply the limit of the first
+    # page.
     limit = int((most_bytes - len(to_text(state))) / (longest + 12))
     limit = max(1, limit) if len(names) > limit else _SUBJECTS_LIMIT
     limit = min(limit, _SUBJECTS_LIMIT)
@@ -164,7 +165,7 @@ async def description(request: Request) -> StreamInfo:
 
 
 async def asked(request: Request, message: Message, kind: type[Kind]) -> Kind:
-    """Return the answer of the responsible node to a request that is authorized."""
+    """Return the answer of the responsible node to an authorized request."""
     answer = await carry_out(request.caller, message)
     if not isinstance(answer, kind):
         raise InternalError(f"{message.KIND} was answered with {answer.KIND}")
@@ -198,8 +199,8 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
 
 
 async def _count_shown(request: Request, host: StreamHost, state: dict[str, Any]) -> None:
-    """Count only the shown messages of a bucket. Superseded records do not count, because they are
-    never delivered, although compaction deletes them later."""
+    """Count only the shown messages of a bucket. Superseded records do not count: they are never
+    delivered, and compaction deletes them later."""
     known, own = host.sequencer.subjects, host.settings.jetstream
     subjects = None if known is None else known.count()
     history = None if own is None else own.max_msgs_per_subject
@@ -229,7 +230,7 @@ def _state(info: StreamInfo, start: int, first_ns: int, view: ReadView | None) -
     erased = None if view is None else view.erased
     hidden = 0 if erased is None else erased.count_in(start, end)
     count = min(info.record_count or 0, end - start - hidden)
-    # The files also have records that were purged or erased.
+    # The segment files also contain records that were purged or erased.
     stored = sum([one.record_count for one in view.segments]) if view is not None else count
     is_new = start == end == 1
     return {
@@ -296,8 +297,9 @@ def _subject_in(body: dict[str, Any]) -> str:
 
 
 def _readable_names(request: Request, subject: str) -> list[str]:
-    """Return the names of the streams that `_listed` would return, without describing the streams.
-    Used for every new stream, whose name is compared with these names."""
+    """Return the names of the streams that `_listed` would return. Does not describe the streams,
+    which would take longer. Called for every new stream, whose name is compared with these
+    names."""
     names: Iterable[str] = request.broker.stream_names()
     if subject:
         found = request.broker.overlapping((subject,))
@@ -340,7 +342,8 @@ def _wanted(request: Request) -> dict[str, Any]:
     body = request.body()
     if not body:
         raise invalid_json("expected the configuration of a stream")
-    body.pop("pedantic", None)  # pedantic mode is always on, so no setting is silently replaced
+    # Pedantic mode is always on: the daemon never silently replaces a setting.
+    body.pop("pedantic", None)
     return settings_from(request.stream, body)
 
 
@@ -356,7 +359,7 @@ async def _existing(request: Request) -> StreamInfo | None:
 
 
 async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) -> Answer:
-    """Return the answer if a stream is created again with the same configuration."""
+    """Return the answer if a client creates a stream again with the same configuration."""
     if config_of(existing.name, settings_of(existing)) != wanted:
         raise JetStreamError(
             400, 10058, "stream name already in use with a different configuration"
@@ -368,13 +371,13 @@ async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) 
 
 
 def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
-    """Refuse a stream whose subjects overlap with another stream's, as JetStream does. Otherwise
-    two streams would ack the same message, and its publisher would get two acks. Clients of the
-    pull port may create such streams, and get a warning."""
+    """Refuse a stream whose subjects overlap with another stream's subjects, as JetStream does.
+    Otherwise both streams would ack the same message, and its publisher would get two acks. Clients
+    of the pull port may create such streams; they get a warning."""
     if wanted.get("no_ack"):
         return
-    # Streams that this client may not read count, too. So the client can detect that the subject is
-    # in use.
+    # Streams that this client may not read count, too, although the client can thereby detect that
+    # the subject is in use.
     near = request.broker.overlapping(wanted["subjects"])
     is_used = any(
         one.acks == "on" and name != request.stream and is_stream_name(name)
@@ -396,8 +399,8 @@ async def _update(request: Request) -> Answer:
         _check_neighbours(request, want)
 
     def changes(present: StreamSettings) -> dict[str, Any]:
-        """Compute the change from the present settings, because other clients may have changed them
-        in the meantime."""
+        """Compute the change from the present settings, because other clients may have changed the
+        settings in the meantime."""
         have = config_of(request.stream, present)
         check_unchangeable(have, want)
         if have["subjects"] != want["subjects"]:
@@ -415,8 +418,8 @@ async def _update(request: Request) -> Answer:
 
 @answers("STREAM.DELETE", "stream_delete", arguments=(1, 1), at_leader=True)
 async def _delete(request: Request) -> Answer:
-    # Any node could carry this out. But a node that does not have the stream's metadata yet asks
-    # the leader, which then carries it out.
+    # Any node could carry out the change. But a node that does not have the stream's metadata yet
+    # asks the leader, and the leader then carries out the change.
     request.authorize("delete")
     _expect_empty(request)
     try:

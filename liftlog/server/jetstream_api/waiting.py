@@ -1,9 +1,10 @@
 """The queue of JetStream requests: limited in number, and served in turns.
 
 A NATS message does not name its publisher. JetStream's clients use one inbox for each connection,
-so the name of the inbox identifies the client, but a client may also send each request from a new
-inbox. Therefore requests from known inboxes, requests from new inboxes, and slow requests wait in
-separate lanes, so that neither a flood from random inboxes nor a flood of searches gets all turns.
+so the name of the inbox identifies the client. However, a client can also send each request from a
+new inbox. Therefore requests wait in separate lanes: requests from known inboxes, requests from new
+inboxes, and slow requests. A flood of requests in one lane cannot take the turns of the other
+lanes.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Waiting:
         self._is_costly = is_costly
         self._lanes: dict[Lane, dict[bytes, deque[Message]]] = {lane: {} for lane in LANES}
         self._under_way: Counter[Lane] = Counter()
-        self._lane_of: dict[int, Lane] = {}  # keys identify the requests in progress
+        self._lane_of: dict[int, Lane] = {}  # the keys identify the requests in progress
         self._served: Counter[bytes] = Counter()
         self._waiting_of: Counter[bytes] = Counter()
         self._size_bytes = 0
@@ -108,12 +109,12 @@ class Waiting:
         """Like `take`, but return None instead of waiting."""
         message = self._next()
         if message is not None and self._waiting_of:
-            self._wake()  # there may be another one that can be answered now
+            self._wake()  # there may be another request that can be answered now
         return message
 
     def _wake(self) -> None:
-        """Wake one of the waiting callers of `take`. To wake all callers for each request would
-        take more time than many requests take."""
+        """Wake one caller that waits in `take`. Waking all callers for each request would take more
+        time than many requests take."""
         while self._idle:
             first = self._idle.popleft()
             if not first.done():

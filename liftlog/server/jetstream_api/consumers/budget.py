@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 
 class Budget:
-    """A limit of `total` for all parts. Each part can always use its `share`, even if this exceeds
-    the total. So all parts together can use up to `total` plus one `share` for each part."""
+    """A limit of `total` for all parts together. Each part can always use its `share`, even if the
+    total is then exceeded. So all parts together can use up to `total` plus one `share` for each
+    part."""
 
     def __init__(self, total: int, share: int) -> None:
         self._total, self._share = total, share
@@ -42,9 +43,8 @@ class Part:
 
 
 class Budgets(NamedTuple):
-    """Limits for all cursors together: the number of offsets that searches for the newest records
-    store (some 200 bytes each), and the number of offsets that wait to be delivered (8 bytes
-    each)."""
+    """The limits that all cursors share. Searches for the newest records store offsets of some 200
+    bytes each. Offsets that wait to be delivered take 8 bytes each."""
 
     noted: Budget
     chosen: Budget

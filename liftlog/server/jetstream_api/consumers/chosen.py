@@ -21,8 +21,8 @@ def has(chosen: Sequence[int], offset: int) -> bool:
 
 
 def end_of_run(chosen: Sequence[int], place: int) -> int:
-    """Return the end of the first run of chosen offsets with only small gaps: the offset after the
-    last record of this run."""
+    """Return the offset after the last record of the first run. A run consists of chosen offsets
+    with only small gaps between them."""
     end = chosen[place]
     for at in range(place + 1, min(place + _LONGEST_RUN, len(chosen))):
         if chosen[at] - end > _CLOSE:

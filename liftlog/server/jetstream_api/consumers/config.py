@@ -32,8 +32,8 @@ _LEAST_EXPIRES_NS = 1_000_000
 MAX_WAITING = 512
 _MAX_FILTERS = 256
 _MAX_CONFIG_BYTES = 16 * 1024
-"""Maximum size of a configuration in bytes. The limit exists because the daemon keeps the
-configuration as long as the consumer, and repeats it in answers."""
+"""Maximum size of a configuration in bytes. The daemon keeps a configuration as long as its
+consumer exists, and repeats it in answers."""
 _MAX_NAME = 255
 _FAR = 2**63
 
@@ -65,7 +65,7 @@ class ConsumerSpec:
     `heartbeat_seconds` of 0 means no heartbeats."""
 
     config: dict[str, Any]
-    """The configuration in the form for answers."""
+    """The configuration in the form that answers show."""
     name: str
     policy: str
     start_sequence: int
@@ -82,24 +82,23 @@ class ConsumerSpec:
     is_durable: bool
     limits: PullLimits
     sample_percent: int
-    """Share of the acks about which a metric is published, in percent."""
+    """The share of acks, in percent, about which a metric is published."""
     rate_limit_bps: int
     """Maximum number of bits per second that are pushed; 0 means no limit."""
     is_replayed: bool
     """True if records are delivered with the pauses between their timestamps."""
     settings: Settings
-    """The settings that decide about deliveries."""
+    """The settings that determine how messages are delivered."""
 
     @property
     def takes_parts(self) -> bool:
-        """True if one delivery may contain only a part of the records of a read. Such deliveries
-        are possible with priority groups, which divide records among pulls, and with a push
-        window."""
+        """True if one delivery may contain only some of the records of a read. This is the case
+        with priority groups, which divide records among pulls, and with a push window."""
         return bool(self.settings.priority_groups or self.deliver_subject)
 
     @property
     def is_kept(self) -> bool:
-        """True if the consumer's state survives the end of its client and of the daemon."""
+        """True if the state of the consumer is kept after its client or the daemon has ended."""
         return (
             self.is_durable
             or self.settings.ack_policy is not AckPolicy.NONE
@@ -141,8 +140,8 @@ def check_group_name(name: str) -> None:
 
 
 def shown_config(spec: ConsumerSpec) -> dict[str, Any]:
-    """Return the configuration for an answer, with the levels of JetStream's API that the consumer
-    needs and the daemon has."""
+    """Return the configuration for an answer. Adds two levels of JetStream's API: the level that
+    the consumer needs, and the level that the daemon has."""
     settings = spec.settings
     needs_level_1 = settings.priority_groups or settings.pause_until_ns
     return with_levels(spec.config, 1 if needs_level_1 else 0)
@@ -304,7 +303,7 @@ class _Reader(ConfigFields):
         return rate
 
     def _priorities(self, *, is_push: bool) -> tuple[PriorityPolicy, tuple[str, ...], int]:
-        """Return policy, groups, and the time after which a silent client loses its pin."""
+        """Return the policy, the groups, and the time after which a silent client is unpinned."""
         groups = self._left.pop("priority_groups", None) or []
         if not isinstance(groups, list) or not all(isinstance(name, str) for name in groups):
             raise invalid_json("priority_groups: expected a list of text")
@@ -347,7 +346,7 @@ class _Reader(ConfigFields):
             "ack_policy": policy,
             "replay_policy": "original" if spec.is_replayed else "instant",
         }
-        config["num_replicas"] = 0  # that is, those of the stream
+        config["num_replicas"] = 0  # that is, the replicas of the stream
         config |= {key: self._left[key] for key in _ECHOED if self._left.get(key)}
         config |= self._shown_features(spec)
         config["max_deliver"] = settings.max_deliver

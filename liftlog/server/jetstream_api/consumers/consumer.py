@@ -1,8 +1,8 @@
 """One consumer: delivers the records of a stream to one client, in order, over the leaf link.
 
 A pull consumer delivers the records that clients request. A push consumer delivers to its subject,
-as long as the subject has a subscriber. Such a consumer exists only in memory, and ends when its
-client, the stream's leadership or the link ends. Clients then create another consumer, which
+as long as the subject has a subscriber. Both kinds exist only in memory. They end when their
+client, the stream's leadership or the link ends. The client then creates another consumer that
 continues at the client's position.
 """
 
@@ -43,7 +43,8 @@ from liftlog.server.pull.services import PullServices
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _PIECES_NOW = 16
-"""Number of newly written pieces that are read in the event loop; a thread reads further pieces."""
+"""Number of newly written pieces that are read in the event loop. A thread reads all further
+pieces."""
 _LONGEST_PAUSE_SECONDS = 5.0
 _FLOW_REQUEST = status_block(b"100 FlowControl Request")
 
@@ -82,7 +83,7 @@ class Consumer:
         self.is_there = is_there
         self._on_end = on_end
         self._problem = ""
-        """The reason why the consumer ends, if it is found outside of the task."""
+        """The reason why the consumer ends, if the reason is found outside the task."""
         self._created_ns = time.time_ns()
         self._rows: deque[Row] = deque()
         self._caught_up = False
@@ -132,8 +133,8 @@ class Consumer:
         self._news.set()
 
     async def close(self, status: bytes = b"") -> None:
-        """End the consumer, and send `status` to waiting requests. As in JetStream, no status is
-        sent to a deliver subject: its subscribers would treat the status as a message."""
+        """End the consumer, and send `status` to waiting requests. As in JetStream, a deliver
+        subject gets no status, because its subscribers would treat the status as a message."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -205,7 +206,7 @@ class Consumer:
         self._on_end(self)
 
     async def _step(self) -> str:
-        """Deliver records, or wait. If the consumer ends, returns the reason."""
+        """Deliver records, or wait. Returns the reason if the consumer ends."""
         if self._problem:
             return self._problem
         if not self.is_there():
@@ -255,7 +256,7 @@ class Consumer:
             self._take(rows, caught_up)
 
     def _take(self, rows: list[Row], caught_up: bool) -> None:
-        """Add records that were read. `rows` is not changed."""
+        """Add records that were read. Does not change `rows`."""
         self._caught_up = caught_up
         self._rows.extend(self._within_payload(rows))
         if caught_up:
@@ -272,8 +273,8 @@ class Consumer:
             self._rows = deque(left)
 
     def _within_payload(self, rows: list[Row]) -> list[Row]:
-        """Leave out rows that are larger than NATS's `max_payload`. Stored records can be larger if
-        `max_payload` was lowered."""
+        """Leave out rows that are larger than NATS's `max_payload`. The log can contain larger
+        records if `max_payload` was lowered."""
         limit = self._leaf.max_payload_bytes
         if not limit or self.spec.headers_only or self._cursor.read_bytes <= limit:
             return rows
@@ -319,7 +320,7 @@ class Consumer:
         self._news.set()  # the task continues
 
     def _may_deliver_now(self) -> bool:
-        """Return True if the task waits for records only, and the connection accepts more."""
+        """Return True if the task only waits for records, and the connection accepts more data."""
         return (
             not self._news.is_set()
             and self._leaf.has_room
@@ -329,12 +330,12 @@ class Consumer:
         )
 
     def _deliver_now(self) -> bool:
-        """Deliver the records that were just written, without a turn of the task, which would take
-        longer than the delivery. Returns False if the task has something to do."""
+        """Deliver the records that were just written, in this call. A turn of the task would take
+        longer than the delivery. Returns False if the task must run instead."""
         try:
             found = self._cursor.read_now(self._group)
         except LiftlogError:
-            return False  # the task meets the error, too
+            return False  # the task gets the same error
         if found is None:
             return False
         self._take(*found)
@@ -352,13 +353,14 @@ class Consumer:
         now = time.monotonic()
         times = [now + _LONGEST_PAUSE_SECONDS, self._active_at + self.spec.inactive_seconds]
         times += self._flow.due() if self.spec.deliver_subject else self._requests.due()
-        # The wait has a minimum, because actions that are due are performed at the next step.
+        # The wait has a minimum, because actions that are already due are performed in the next
+        # step.
         return max(min(times), now + 0.001)
 
     # --- delivery ---
 
     async def _deliver(self) -> None:
-        """Send the records that were read and that clients have requested."""
+        """Send the records that were read and that are requested."""
         self._drop_erased()
         if self._cursor.must_recount:
             async with self._reading:
@@ -382,8 +384,8 @@ class Consumer:
         return sum(len(row.value) + len(row.headers) for row in self._rows)
 
     def _drop_rows(self) -> None:
-        """Drop the records that were read but not requested, to free memory; they are read again
-        later."""
+        """Free the memory of records that were read but not requested. The consumer reads them
+        again later."""
         self._cursor.go_back(self._rows[0])
         self._rows.clear()
         self._caught_up = False
@@ -404,8 +406,8 @@ class Consumer:
         return b"".join(commands)
 
     def _control(self, target: Destination, reply: bytes, headers: bytes) -> bytes:
-        """Return the command that sends a message without a record (a status or a heartbeat) to the
-        deliver subject."""
+        """Return the command that sends a status or a heartbeat to the deliver subject. Such a
+        message contains no record."""
         return leaf_message(target, reply, headers, b"", self._leaf.queues(target))
 
     async def _send_heartbeats(self, now: float) -> None:

@@ -1,8 +1,7 @@
-"""The position of a consumer in the log: reads the records that the consumer wants, in order, one
-piece at a time.
+"""The position of a consumer in the log. A cursor reads the records that the consumer wants, in
+order, in bounded pieces.
 
-The pieces are bounded, and are read in the threads that all readers share fairly, as for filtered
-fetches (`reading.filtering`).
+The threads that all readers share read the pieces, as for filtered fetches (`reading.filtering`).
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _COUNT_SECONDS = 2.0
 _SEARCH_SECONDS = 4.5
 """Time limit of a search, in seconds. It is lower than the usual timeout of clients, 5 s."""
 _FRESH = 64
-"""Maximum number of records that a consumer may still have to read while it counts as fresh."""
+"""A consumer counts as fresh while it has at most this number of records to read."""
 
 Result = TypeVar("Result")
 
@@ -100,7 +99,7 @@ class Cursor:
         self._chosen_end = 0  # below this offset, only `_chosen` are wanted
         self._counted_to = 0
         self._noted_count = 0
-        """Number of wanted records that reads have added to `left`."""
+        """The number of wanted records that reads have added to `left`."""
 
     # --- where to begin ---
 
@@ -137,8 +136,8 @@ class Cursor:
         await self.begin(found[-1] if found else self.log.high_watermark, None)
 
     async def count(self) -> None:
-        """Count the wanted records. If an exact count would take long, the count also includes
-        records that do not match."""
+        """Count the wanted records. If an exact count would take long, records that do not match
+        are also counted."""
         self.note_erased(view := self.log.view)
         end = view.committed.offset
         first = at = max(self.next_offset, self._counted_to)
@@ -162,7 +161,7 @@ class Cursor:
                 at = max(scanned.next_offset, at + 1)
             total += max(0, end - at)
         if restarts == self._restarts and self._counted_to <= end:
-            # `passed` may have added some of these records meanwhile.
+            # `passed` may have added some of these records in the meantime.
             self.note_erased(self.log.view)
             self.left += max(total - (self._noted_count - before), 0)
             self._counted_to = end
@@ -173,16 +172,16 @@ class Cursor:
             self._removals.count_ends()
 
     def count_anew(self, known: int) -> None:
-        """Count the records again, as some of them were removed. `known` is the number of wanted
-        records that were read, but not delivered."""
+        """Count the records again, because some of them were removed. `known` is the number of
+        wanted records that were read, but not delivered."""
         self.left, self._counted_to = known, self.next_offset
         self.is_stale, self._is_recounting = False, True
         self._restarts += 1
         self._removals.count_begins()
 
     def note_erased(self, view: ReadView) -> None:
-        """Subtract the records that were erased since the last call from `left`. If it is not known
-        how many of them are wanted, `left` becomes stale."""
+        """Subtract the records that were erased since the last call from `left`. If the number of
+        wanted records among them is unknown, `left` becomes stale."""
         count = self._removals.count_in(view, self.next_offset, self._counted_to)
         if count and self.takes_all:
             self.left = max(self.left - count, 0)
@@ -193,12 +192,13 @@ class Cursor:
     def must_recount(self) -> bool:
         """True if `left` should be counted before records are delivered, or is being counted.
 
-        If records are erased all the time, only a share of the time is used for new counts; between
-        them, `left` includes erased records."""
+        If records are erased all the time, new counts use only a share of the time. Between two
+        counts, `left` includes erased records.
+        """
         return self._is_recounting or (self.is_stale and self._removals.may_count)
 
     def _note_count(self, counts: list[int], end: int, purges: Purges | None, body: bytes) -> None:
-        """Note the numbers of wanted records in some batches. Runs in a thread."""
+        """Add the wanted records in some batches to the counts. Runs in a thread."""
         chosen, chosen_end = self._chosen, self._chosen_end
         for whole in iter_batches(body, verify=False):
             batch = whole.trim(whole.base_offset, end)
@@ -234,15 +234,15 @@ class Cursor:
             await self._purges.read(first, self._run)
 
     def sees_erased(self) -> News:
-        """Return what has happened since the last call to the records of earlier reads. If the
-        result is UNKNOWN, they have to be read again."""
+        """Return whether the records of earlier reads were erased since the last call. If the
+        result is UNKNOWN, the caller must read these records again."""
         if (news := self._removals.concern_rows()) is not News.NONE:
             self.note_erased(self.log.view)
         self.is_stale |= news is News.UNKNOWN
         return news
 
     def sees_new_purges(self) -> bool:
-        """Return True, once, if earlier reads may contain records that were purged."""
+        """Return True, once, if earlier reads may contain purged records."""
         if self._purges is None or self._purges.version == self._seen_version:
             return False
         self._seen_version, self.is_stale = self._purges.version, True
@@ -257,8 +257,8 @@ class Cursor:
     @property
     def is_fresh(self) -> bool:
         """True if the consumer has delivered all records but the newest, and a client waits for the
-        next one. JetStream delivers such a record before a purge that follows at once, so the next
-        reads do not leave out records that were purged meanwhile."""
+        next record. If a purge follows at once, JetStream delivers such a record before the purge.
+        So the next reads do not leave out records that were purged meanwhile."""
         return self._is_fresh
 
     @is_fresh.setter
@@ -269,8 +269,8 @@ class Cursor:
             self._seen_version = -1
 
     def without_purged(self, rows: Iterable[Row], view: ReadView | None = None) -> list[Row]:
-        """Leave out the records that are erased in `view` (None: in the current view), and the
-        purged records of which the purges are known."""
+        """Leave out the records that are erased in `view` (None: the current view). Also leave out
+        the records that known purges cover."""
         purges, rows = self._purges, without_erased(rows, view or self.log.view)
         if purges is None or purges.is_empty:
             return rows
@@ -297,8 +297,8 @@ class Cursor:
     # --- reading on ---
 
     async def read(self) -> tuple[list[Row], bool]:
-        """Return the next wanted records, perhaps none, and True if the high watermark was
-        reached."""
+        """Return the next wanted records, and True if the read has reached the high watermark.
+        There may be no such record."""
         at, stop = self.next_offset, None
         if at < self._chosen_end:
             place = bisect_left(self._chosen, at)
@@ -319,13 +319,13 @@ class Cursor:
         is_fresh = self._is_fresh
         await self.read_purges(at)
         if before.news(self.log.view) is News.UNKNOWN:
-            return [], False  # some may be erased: the next call reads them again
-        # Erased records are left out, and not counted, up to the same moment.
+            return [], False  # some of these records may be erased: the next call reads them again
+        # The same view leaves out erased records and counts the others.
         self.note_erased(view := self.log.view)
         rows = without_erased(rows, view) if is_fresh else self.without_purged(rows, view)
         end = max(scanned.next_offset, at)
         if stop is not None:
-            end = min(end, stop)  # a piece may extend past the stop only if nothing is chosen
+            end = min(end, stop)  # if offsets were chosen, no piece extends past `stop`
             wanted = self._chosen[bisect_left(self._chosen, at) : bisect_left(self._chosen, end)]
             chosen = set(wanted)
             rows = [row for row in rows if row.offset in chosen]
@@ -389,15 +389,15 @@ class Cursor:
         return self._selection.subjects, self._selection.readable
 
     def passed(self, offsets: Ints, end: int) -> None:
-        """Count wanted records that the caller has read in another way: at the ascending `offsets`,
-        up to `end`."""
+        """Count the wanted records that the caller has read in another way: at the ascending
+        `offsets`, up to `end`."""
         if end > self._counted_to:
             self._note(len(offsets) - int(offsets.searchsorted(self._counted_to)), end)
 
     async def rows_at(self, offsets: Sequence[int], max_bytes: int) -> tuple[list[Row], int]:
-        """Return the records at these rising offsets, and the offset below which all of them were
-        examined. Leaves out records that do not exist any more or may not be read. Ignores the
-        filters. Stops after `max_bytes`."""
+        """Return the records at these ascending offsets, and the offset below which all of them
+        were examined. Leaves out records that no longer exist or that the client may not read.
+        Ignores the filters. Stops after `max_bytes`."""
         await self.read_purges(offsets[0])
         rows: list[Row] = []
         everything, place, size = replace(self._selection, subjects=None), 0, 0
@@ -437,8 +437,8 @@ class Cursor:
 
     @property
     def log_start(self) -> int:
-        """The first offset that the stream shows: retention, `max_age` and purges have removed the
-        records before it."""
+        """The first offset that the stream shows. Retention, `max_age` and purges have removed all
+        earlier records."""
         return min(self._shown.first_offset, self.log.high_watermark)
 
     def move(self, offset: int) -> None:
@@ -447,14 +447,14 @@ class Cursor:
         self.next_offset = offset
 
     def skip(self, offset: int) -> None:
-        """Continue at `offset` if it is above the present position: no record before `offset` is
-        wanted."""
+        """Continue at `offset` if it is above the present position. The caller has determined that
+        no record before `offset` is wanted."""
         if offset > self.next_offset:
             self.next_offset = offset
             self._counted_to = max(self._counted_to, offset)
 
     def close(self) -> None:
-        """Free the cursor's memory. After that, the cursor must not be used."""
+        """Free the cursor's memory. The cursor must not be used afterwards."""
         self._chosen = ()
         self._kept.close()
 
@@ -463,16 +463,16 @@ class Cursor:
         self.next_offset = row.offset
 
     async def _scan(self, scan: Scan, take: Callable[[bytes], None] = lambda body: None) -> Scanned:
-        """Run a scan, pass the batches that it finds to `take`, and return its result. Skips
-        unreadable records: the daemon reports the damage, and clients see a gap in the sequence
-        numbers."""
+        """Run a scan, and return its result. Passes the batches that the scan finds to `take`.
+        Skips unreadable records: the daemon reports the damage, and clients see a gap in the
+        sequence numbers."""
         while True:
             try:
                 return await self._run(_scan_and_take, self.log, scan, take)
             except OffsetOutOfRange:
                 first = self.log.log_start_offset
                 if scan.offset >= first:
-                    # Beyond the end: no records exist there yet.
+                    # The offset is beyond the end of the log, where no records exist yet.
                     return Scanned(self.log.incarnation, scan.offset, scan.offset, 0, (), True)
             except CorruptRange as damage:
                 first = max(damage.next_offset, scan.offset + 1)

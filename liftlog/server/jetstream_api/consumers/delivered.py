@@ -17,12 +17,12 @@ Message = tuple[bytes, bytes, bytes]
 
 
 class Delivered:
-    """The number of delivered records, and the time of the last delivery, `last_ns`; 0 if nothing
-    was delivered."""
+    """The number of delivered records, and the time `last_ns` of the last delivery (ns since 1970).
+    `last_ns` is 0 if nothing was delivered."""
 
     def __init__(self, stream: str, consumer: str, next_offset: int, *, headers_only: bool) -> None:
         self._ack_head = f"$JS.ACK.{stream}.{consumer}.".encode()
-        self._forms_of: tuple[bytes, bytes] | None = None  # target and queues
+        self._forms_of: tuple[bytes, bytes] | None = None  # the target and queues of `_forms`
         self._forms = self._starts = b"", b""
         self.count = 0
         self.last_offset = max(0, next_offset - 1)
@@ -92,7 +92,7 @@ class Delivered:
 
     def position(self, examined: int) -> bytes:
         """Return the header lines of a heartbeat that show the progress of the consumer. All
-        offsets below `examined` were delivered or do not match."""
+        records below `examined` were delivered or do not match."""
         return b"Nats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n" % (
             self.count,
             max(self.last_offset, examined - 1),

@@ -1,7 +1,7 @@
 """Decides to which subjects records may be sent for clients of JetStream's API.
 
-`Destinations` contains the subjects that streams record. The ACL lists the subjects, besides
-inboxes, that clients of NATS may name. Both can change, so each delivery is checked.
+`Destinations` contains the subjects that streams record. The ACL lists the subjects that clients of
+NATS may name in addition to inboxes. Streams and the ACL can change, so each delivery is checked.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Deliveries:
         self._pushes: Destination | Why = Why.RESERVED
 
     def pushes(self) -> Destination | Why:
-        """Return the subject of a push consumer. Called at each step; the decision is repeated only
-        after a change of streams or of the ACL."""
+        """Return the subject of a push consumer. Called at each step. The subject is checked again
+        only after a change of streams or of the ACL."""
         destinations, granted = self._broker.destinations, self._gate.deliverable
         version, judged = destinations.version, self._judged
         if (
@@ -52,7 +52,7 @@ class Deliveries:
         return record_target(self._broker, self._gate, reply)
 
     def statuses(self, reply: bytes) -> Destination | None:
-        """Return the subject for a status, which contains no record."""
+        """Return the subject for a status. A status contains no record."""
         return self._broker.destinations.for_answer(reply)
 
     def check(self) -> None:

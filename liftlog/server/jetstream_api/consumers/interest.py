@@ -1,7 +1,7 @@
 """The subjects that have subscribers, as a NATS server reports them to a leaf node. No I/O.
 
-The time of a look-up depends on the number of tokens in the subject. It does not depend on the
-number of clients, although each client has an inbox with a wildcard.
+The time of a look-up depends only on the number of tokens in the subject, not on the number of
+clients. This is important because each client subscribes to an inbox with a wildcard.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PLAIN = b""
 Groups = frozenset[bytes]
 _NONE: Groups = frozenset()
 _ONLY_PLAIN: Groups = frozenset((PLAIN,))
-"""The groups of nearly all subjects, which share this object."""
+"""The groups of nearly all subjects. These subjects share this object."""
 
 
 class _Node:

@@ -1,10 +1,11 @@
-"""The connection over which consumers deliver: on it, the daemon is a leaf node of NATS.
+"""The connection over which consumers deliver. On this connection, the daemon is a leaf node of
+NATS.
 
 JetStream delivers a record to a client's inbox, but under the record's own subject. An ordinary
 NATS client cannot send such a message. A leaf node can: if the reply subject of a message is
 `$JS.ACK.<...>@<subject>`, the server uses the part after the `@` as the subject, as for messages
-between the servers of a cluster. A leaf node also receives the subjects that have subscribers, so a
-consumer whose client is gone is detected.
+between the servers of a cluster. The server also reports to a leaf node which subjects have
+subscribers. So a consumer can detect that its client is gone.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _PROTOCOL_VERSION = "2.10.0"
 
 
 class InterestChange(NamedTuple):
-    """Reports of one read of the connection."""
+    """The changes of interest that one read of the connection has reported."""
 
     added: set[bytes]
     """Subjects and patterns that have got subscribers."""
@@ -47,7 +48,7 @@ class InterestChange(NamedTuple):
     """Subjects and patterns that have lost their subscribers, or the subscribers of one queue
     group."""
     is_connection: bool = False
-    """True if the connection has begun or ended, so that the subscribers of every subject may have
+    """True if the connection has begun or ended. The subscribers of every subject may then have
     changed."""
 
 
@@ -56,22 +57,23 @@ class LeafLink:
 
     def __init__(self, addresses: Sequence[str], login: LeafLogin, *, name: str) -> None:
         """`addresses` are HOST:PORT of the `leafnodes` listeners of one or several servers. The
-        link is connected to one of them at a time, and switches to the next address if the
-        connection fails."""
-        self._addresses = random.sample(addresses, len(addresses))  # spreads the daemons
+        link connects to one of them at a time, and switches to the next address if the connection
+        fails."""
+        # Each daemon begins with another address, so the daemons are spread over the servers.
+        self._addresses = random.sample(addresses, len(addresses))
         self.problem = "no connection was made yet"
         """The reason why there is no connection; empty while there is a connection."""
         self._told: dict[str, str] = {}
-        """The last problem of each address since the last connection."""
+        """The last problem that was logged for each address since the last connection."""
         self.on_flow: Callable[[bytes], None] = lambda subject: None
-        """Function that gets the subject of each answer to a request of flow control."""
+        """Receives the subject of each answer to a request of flow control."""
         self.on_interest: Callable[[InterestChange], None] = lambda change: None
-        """Function that gets each change of interest."""
+        """Receives each change of interest."""
         self._name = name
         self._login = login
         self._id = f"LIFTLOG{secrets.token_hex(12).upper()}"
         self._writer: asyncio.StreamWriter | None = None
-        self._put: list[bytes] = []  # commands of this turn of the event loop
+        self._put: list[bytes] = []  # the commands of this turn of the event loop
         self._put_bytes = 0
         self._interest = Interest()
         self.interest_version = 0
@@ -97,7 +99,7 @@ class LeafLink:
         return self._ready.is_set()
 
     async def send(self, commands: bytes) -> None:
-        """Send a command. Waits until the server has accepted most of the bytes sent. Raises
+        """Send a command. Waits until the server has accepted most of the earlier bytes. Raises
         NatsUnavailable."""
         if not self.connected or self._writer is None:
             raise self._unavailable()
@@ -128,9 +130,9 @@ class LeafLink:
         return writer.transport.get_write_buffer_size() + self._put_bytes < _UNSENT_BYTES
 
     def put(self, commands: bytes) -> None:
-        """Send in the next turn of the event loop, with one system call for the commands of all
-        consumers. Only to be called if `has_room`. The commands are lost if the connection ends
-        first."""
+        """Send in the next turn of the event loop. One system call then sends the commands of all
+        consumers. Call this method only if `has_room` is true. The commands are lost if the
+        connection ends first."""
         if not self._put:
             asyncio.get_running_loop().call_soon(self._write_put)
         self._put.append(commands)
@@ -205,7 +207,8 @@ class LeafLink:
         self._put, self._put_bytes = [], 0
         self._interest.clear()
         self.interest_version += 1
-        if had_interest:  # not after each attempt to connect, because this wakes all consumers
+        # Only here, and not after each attempt to connect, because this wakes all consumers.
+        if had_interest:
             self._tell_changed(InterestChange(set(), set(), is_connection=True))
         writer, self._writer = self._writer, None
         if writer is None:
@@ -214,7 +217,7 @@ class LeafLink:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await writer.wait_closed()
-        except (OSError, TimeoutError):  # a server that is gone does not close TLS
+        except (OSError, TimeoutError):  # a server that is gone does not complete the end of TLS
             writer.transport.abort()
 
     async def _serve(self) -> None:
@@ -278,7 +281,7 @@ class LeafLink:
             self._writer.write(b"PONG\r\n")
 
     def ponged(self) -> None:
-        # All existing interests have arrived before this message.
+        # The server has reported all existing interests before this message.
         if not self.connected:
             logger.info("nats-leaf-connected server=%s", self.address)
             self.problem = ""

@@ -5,9 +5,9 @@ r"""The part of the protocol between leaf nodes of NATS that the daemon needs. N
     LMSG <subject> [<reply>] <size>\r\n<payload>\r\n
     LMSG <subject> + <reply> <queue>... <size>\r\n    for queue groups, and `|` without a reply
 
-HMSG is like LMSG, with the size of the headers before the size of both. A message from a leaf node
-reaches members of a queue group only if the message names the group (nats-server: leafnode.go,
-processLeafMsgArgs; client.go, processMsgResults).
+HMSG is like LMSG, with the size of the headers before the size of headers and payload together. A
+message from a leaf node reaches members of a queue group only if the message names the group
+(nats-server: leafnode.go, processLeafMsgArgs; client.go, processMsgResults).
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ def delivery_forms(
 ) -> tuple[bytes, bytes]:
     """Return the formats of two commands that deliver a record: without headers and with headers.
 
-    The fields of both are the five numbers and the subject of the reply subject. These are followed
-    by the size and the bytes of the body, or by the size of the headers, the size of both, the
-    headers and the body.
+    Both formats begin with the five numbers and the record's subject in the reply subject. Without
+    headers, the size and the bytes of the body follow. With headers, the size of the headers, the
+    size of headers and body together, the headers and the body follow.
     """
     place = _place(target, ack_head, queues)
     return b"LMSG " + place + b" %d\r\n%b\r\n", b"HMSG " + place + b" %d %d\r\n%b%b\r\n"
@@ -171,10 +171,10 @@ def common_parts(
 ) -> tuple[bytes, bytes, bytes]:
     """Return the parts of a first delivery that are equal for all consumers.
 
-    The parts are the offset and the timestamp, with dots, and everything that follows the last
-    number of the reply subject. The caller puts its own parts between them: target, `ack_head` and
-    the number of deliveries before the first part, the number of the delivery before the second,
-    and the number of pending messages before the third.
+    There are two parts: the offset and the timestamp, with dots; and everything that follows the
+    last number of the reply subject. The caller adds its own parts. Target, `ack_head` and the
+    number of deliveries precede the first part. The number of the delivery precedes the second
+    part, and the number of pending messages precedes the third.
     """
     if headers:
         sizes = b"%d %d" % (len(headers), len(headers) + len(body))

@@ -1,8 +1,9 @@
 """Delivers new records to the consumers that wait at the end of one stream, in rounds.
 
-A round begins when the group of the stream wakes it, and serves the consumers one after the other,
-in the callback of the event loop. A task of each consumer would take longer than the delivery. If
-the time for answers is used up, or publishers have precedence, a task completes the round in turns.
+The stream's commit group starts a round when it has new records. The round serves the consumers one
+after the other, in a callback of the event loop, because a task for each consumer would take longer
+than the delivery. If the time for answers is used up, or publishers have precedence, a task
+completes the round in turns.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class LiveRounds:
     """The consumers that wait for the next record of one stream. Belongs to the event loop."""
 
     def __init__(self, host: StreamHost, services: PullServices, pace: Pace) -> None:
-        self._host = ref(host)  # the group of the host refers to this object
+        self._host = ref(host)  # the commit group of the host refers to this object
         self._services = services
         self._group = services.live_group(host)
         self._pace = pace
         self._waiting: dict[Callable[[], None], int] = {}
-        """Functions that deliver, and the offsets behind which they wait."""
+        """Maps each function that delivers to the offset behind which it waits."""
         self._round: deque[Callable[[], None]] = deque()
         self._waiter: Waiter | None = None
 
@@ -42,7 +43,7 @@ class LiveRounds:
             self._watch(offset)
 
     def leave(self, deliver: Callable[[], None]) -> None:
-        """Cancel the wait; does nothing if `deliver` was called."""
+        """Cancel the wait. Does nothing if `deliver` was already called."""
         self._waiting.pop(deliver, None)
         if not self._waiting and self._waiter is not None:
             self._group.leave(self._waiter)
@@ -63,7 +64,7 @@ class LiveRounds:
         host = self._host()
         high_watermark = 0 if host is None else host.log.high_watermark
         reached = [one for one, offset in self._waiting.items() if offset < high_watermark]
-        # The stream may have ended. In this case each consumer finds out.
+        # The stream may have ended. In this case each consumer detects the end itself.
         self._round.extend(reached or self._waiting)
         if self._pace.is_free:
             self._serve()

@@ -57,8 +57,8 @@ class PullLimits(NamedTuple):
 
 
 def parse_pull(payload: bytes) -> Pull:
-    """Parse the body of a pull: nothing, a number of messages, or a JSON object. As in JetStream,
-    any other text asks for one message. Raises BadPull."""
+    """Parse the body of a pull. The body is empty, a number of messages, or a JSON object. As in
+    JetStream, any other text asks for one message. Raises BadPull."""
     if len(payload) <= _MAX_CACHED_BYTES:
         return _parse_cached(payload)
     return _parse(payload)

@@ -39,7 +39,7 @@ class PullRequest:
         self.wanted_at = -1
         """The version of the link's interest at which the reply subject had a subscriber."""
         self.batch = pull.batch
-        """Number of messages that may still be sent."""
+        """The number of messages that may still be sent."""
         self.max_bytes = pull.max_bytes
         """Bytes that may still be sent, if the pull has a limit; 0 otherwise."""
         self.no_wait = pull.no_wait
@@ -73,8 +73,8 @@ class PullRequests:
 
     def add(self, request: PullRequest) -> bytes:
         """Let a request wait if there is room. Returns the status that refuses the request; empty
-        if the request waits. A client that uses heartbeats gets no refusal, because after each
-        refusal it would send the next request at once. Such a client detects the failure by missing
+        if the request waits. A client that uses heartbeats gets no refusal, because it would send
+        the next request at once after each refusal. Such a client detects the failure by missing
         heartbeats."""
         count = len(self._waiting)
         if count >= self._most or not self._part.resize(count + 1):
@@ -185,7 +185,7 @@ class PullRequests:
         self, request: PullRequest, words: bytes, lines: bytes = b"", *, counted: bool = False
     ) -> bytes:
         """Return the command that sends a status to a request; empty if nothing may be sent to its
-        subject. With `counted`, the status contains the remaining counts of the request."""
+        subject. If `counted` is true, the status contains the remaining counts of the request."""
         target = self._to.statuses(request.reply)
         if target is None:
             return b""
@@ -198,8 +198,8 @@ class PullRequests:
 
 
 def _fitting(request: PullRequest, messages: Sequence[Message]) -> int:
-    """Return how many of these messages fit into the bytes of the request, and subtract their
-    sizes."""
+    """Return the number of these messages that fit into the bytes of the request, and subtract
+    their sizes."""
     for count, message in enumerate(messages):
         size = size_of(message)
         if size > request.max_bytes:

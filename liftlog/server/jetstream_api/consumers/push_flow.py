@@ -11,9 +11,9 @@ from liftlog.server.jetstream_api.consumers.leaf import FLOW_PREFIX
 
 WINDOW_BYTES, LEAST_WINDOW_BYTES = 1024 * 1024, 128 * 1024
 """The normal and the smallest size of a window, in bytes. After one window, the daemon asks a
-client with flow control to answer, and sends up to one more window before the answer. Some clients
-check for these requests only a few times a second, so a small window slows them down. If many
-consumers share the limit on all windows, each window has the smaller size."""
+client with flow control for an answer. It sends up to one more window before the answer arrives.
+Some clients check for these requests only a few times a second, so a small window slows them down.
+If many consumers share the limit on all windows, each window has the smaller size."""
 
 
 class PushFlow:

@@ -1,4 +1,5 @@
-"""The newest records of a stream. Its consumers share them, so each batch is decoded once."""
+"""The newest records of a stream. All consumers of the stream share them, so each batch is decoded
+only once."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from liftlog.server.reading.tailing import MAX_TAIL_BYTES, TailGroup, inflated_b
 
 _KEPT_BYTES = 512 * KIB
 _ROW_BYTES = 64
-"""Number of bytes counted for each record besides its own. The objects of a record take ten times
-as much memory."""
+"""Number of bytes that are counted for each record in addition to its own bytes. In memory, the
+objects of a record take ten times as many bytes."""
 IDLE_SECONDS = 10.0
 """Records that no consumer has requested for this time are forgotten."""
 _READ_BYTES = MAX_TAIL_BYTES
@@ -36,7 +37,7 @@ class _Part(NamedTuple):
 
     next_offset: int
     position: int
-    """The number of bytes up to the end of these batches, since the first record that was kept."""
+    """Number of bytes from the first record that was ever kept up to the end of these batches."""
 
 
 class RecentRows:
@@ -46,8 +47,8 @@ class RecentRows:
     def __init__(self) -> None:
         self._manifest: Manifest | None = None
         self._erased: ErasedSet | None = None
-        """The manifest and the erased records when the records were read. If one of them is another
-        object now, records may have been removed or replaced."""
+        """The manifest and the erased records at the time when the records were read. If one of
+        them has been replaced by another object, records may have been removed or replaced."""
         self._first = self._next = 0
         self._rows: list[Row] = []
         self._parts: list[_Part] = []
@@ -91,7 +92,7 @@ class RecentRows:
         return found
 
     def _from(self, offset: int) -> tuple[list[Row], int]:
-        """Return kept records of about `_READ_BYTES`, at least those of one part."""
+        """Return kept records of about `_READ_BYTES`, and at least the records of one part."""
         parts, end = self._parts, self._next
         if parts and parts[-1].position - self._forgotten_bytes > _READ_BYTES:
             at = bisect_right(parts, offset, key=_END)
@@ -114,7 +115,7 @@ class RecentRows:
             asyncio.get_running_loop().call_later(IDLE_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Forget the records if no consumer has read since the last look."""
+        """Drop the records if no consumer has read since the last look."""
         if self._is_read:
             self._is_read = False
             asyncio.get_running_loop().call_later(IDLE_SECONDS, self._look)
@@ -133,7 +134,7 @@ class RecentRows:
 
 
 def recent_rows(group: TailGroup) -> RecentRows:
-    """Return the newest records of the stream of this group."""
+    """Return the newest records of the stream of this commit group."""
     found: RecentRows | None = group.shared.get(_NAME)
     if found is None:
         found = group.shared[_NAME] = RecentRows()

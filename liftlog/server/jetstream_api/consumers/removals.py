@@ -1,8 +1,8 @@
 """Tracks which records of a stream were erased after a consumer had counted and read them.
 
-A rewrite that removes the bytes of erased records takes them out of the erased set. If that happens
-before the consumer has looked, the set no longer shows which records were erased. The consumer then
-counts and reads again.
+A rewrite removes the bytes of erased records, and then removes these records from the erased set.
+If this happens before the consumer has read the set, the set no longer shows which records were
+erased. The consumer then counts and reads again.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from liftlog.log.erased import ErasedSet
 from liftlog.log.state import ReadView
 
 _PAUSE = 10.0
-"""Least pause before the next new count, as a multiple of the time of the last one."""
+"""Minimum pause before the next new count, as a multiple of the time that the last count took."""
 
 
 class News(Enum):
-    """The erasures since the last look."""
+    """The kinds of erasures since the last call."""
 
     NONE = 0
     """No record was erased."""
     LISTED = 1
     """Records were erased, and the erased set has all of them."""
     UNKNOWN = 2
-    """Records were erased, and the bytes of some of them are gone already."""
+    """Records were erased, and a rewrite has already removed the bytes of some of them."""
 
 
 class Seen(NamedTuple):
-    """The erased records at some moment, and their number since the start."""
+    """The erased records at some moment, and the number of erasures since the start."""
 
     erased: ErasedSet | None
     total: int
@@ -41,8 +41,8 @@ class Seen(NamedTuple):
         return cls(view.erased, view.erased_total)
 
     def news(self, view: ReadView) -> News:
-        """Return what has happened since then. A rewrite that has only removed bytes of records
-        that were erased before counts as UNKNOWN if others were erased, too."""
+        """Return what kind of erasures there were since then. If records were erased and a rewrite
+        has also removed the bytes of earlier erased records, the result is UNKNOWN."""
         more = view.erased_total - self.total
         if not more:
             return News.NONE
@@ -62,7 +62,8 @@ class Seen(NamedTuple):
 
 
 class Removals:
-    """Erased records that one consumer has not taken into account. Belongs to the event loop."""
+    """The erased records that one consumer has not taken into account yet. Belongs to the event
+    loop."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -70,7 +71,7 @@ class Removals:
         self._next_count = self._began = 0.0
 
     def concern_rows(self) -> News:
-        """Return what has happened since the last call."""
+        """Return what kind of erasures there were since the last call."""
         view, before = self._log.view, self._of_rows
         self._of_rows = Seen.of(view)
         return before.news(view)

@@ -54,7 +54,7 @@ def rows_of(
         without_statuses(batch.headers()),
         [value or b"" for value in values],
     )
-    # The constructor of the NamedTuple would take three times as long.
+    # The constructor of the NamedTuple takes three times as long.
     rows: Iterable[Row] = map(tuple.__new__, repeat(kind), zip(*columns, strict=True))
     if wanted is not None:
         rows = compress(rows, wanted)
@@ -65,11 +65,11 @@ def rows_of(
 
 
 def without_erased(rows: Iterable[Row], view: ReadView) -> list[Row]:
-    """Leave out the records that were erased after they had been read."""
+    """Leave out the records that were erased after this consumer had read them."""
     found = list(rows)
     if view.erased is None or not found:
         return found
-    # Usually none of them is erased, and a question for each row would take ten times as long.
+    # Usually none of them is erased, and checking each row would take ten times as long.
     first = view.erased.next_at(min(map(_OFFSET, found)))
     if first is None or first > max(map(_OFFSET, found)):
         return found

@@ -32,12 +32,12 @@ IDLE_SECONDS = 5.0
 request for this time (in seconds)."""
 _MAX_NOTED, _MAX_CHOSEN, _MAX_WAITING = 1_000_000, 8_000_000, 16_384
 _NOTED_SHARE = 60_000
-"""Share of one search in its budget, in offsets. It can be large, because only a few searches run
-at a time."""
+"""Maximum number of offsets that one search may use of its budget. It can be large, because only a
+few searches run at a time."""
 _MAX_WINDOWS_BYTES = 16 * 2**20
-"""Maximum total size of all windows. A client that does not answer can be two windows behind with
-each of its consumers. Even with the maximum number of consumers, these windows are together smaller
-than the 64 MiB that NATS buffers for a client by default."""
+"""Maximum total size of all windows, in bytes. A client that does not answer can be two windows
+behind with each of its consumers. Even with the maximum number of consumers, these windows together
+are smaller than 64 MiB, the amount that NATS buffers for a client by default."""
 
 NO_LEAF = (
     "consumers deliver over a leaf node connection: set nats.leafnode to a server's leafnodes "
@@ -108,7 +108,7 @@ class Consumers:
         return sum(one.is_there() for one in self._all.values())
 
     def of(self, stream: str) -> list[Consumer]:
-        """Return the consumers that can still deliver."""
+        """Return the consumers of the stream that can still deliver."""
         found = [one for (name, _), one in sorted(self._all.items()) if name == stream]
         return [one for one in found if one.is_there()]
 

@@ -66,7 +66,7 @@ def _expire(host: StreamHost, below: int) -> None:
 
 
 async def look_often(broker: Broker, look: Callable[[StreamHost], Awaitable[None]]) -> None:
-    """Call `look` for each stream, repeatedly."""
+    """Call `look` for each stream, again and again."""
     while True:
         began = time.monotonic()
         for host in list(broker.hosts.values()):
@@ -89,7 +89,7 @@ class _Age:
 
 
 def _age_of(log: Log, max_age_ns: int, now_ns: int) -> _Age:
-    """Find the first record that is not too old. Blocks."""
+    """Find the first record that is not too old. Blocking."""
     offset = log.offset_for_timestamp(now_ns - max_age_ns + 1)
     oldest_ns = now_ns
     if offset < log.high_watermark:

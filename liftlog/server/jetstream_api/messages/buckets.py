@@ -2,7 +2,7 @@
 records that have arrived since the previous update.
 
 These offsets and sizes are used for the counts in a bucket's description, for the revisions of a
-longer history, and for a limit of bytes. Superseded records are deleted later. Superseded records
+longer history, and for a limit of bytes. Compaction deletes superseded records only later. They
 must not count for the limit, because the bucket would then refuse new values.
 """
 
@@ -31,14 +31,15 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _PIECE_BYTES = 256 * 1024
 _TURN_SECONDS = 0.02
-"""Time for reading one bucket in a thread, before another bucket or a scan has its turn."""
+"""Time, in seconds, for reading one bucket in a thread before another bucket or a scan has its
+turn."""
 _MAX_RECORDS = 2_000_000
 """Maximum number of shown records of all buckets together, at about 250 bytes each. A bucket that
 would exceed this number gets no index."""
 _PATIENCE_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
 _MOST_OF_TIME = 0.2
-"""Maximum share of the daemon's time that is spent on reading a bucket with a limit of bytes."""
+"""Maximum share of the daemon's time that is used for reading a bucket with a limit of bytes."""
 _OVERHEAD_BYTES = 24
 """Overhead in bytes that is counted for a record that shares its batch with others."""
 _TUPLE_RECORDS = 64
@@ -48,9 +49,9 @@ _SIZE_BITS = 32
 _SIZE_MASK = (1 << _SIZE_BITS) - 1
 
 _Some = tuple[int, ...] | deque[int]
-"""Ascending offsets, with the sizes in their lowest bits. They are stored in tuples because the
-garbage collector, which stops the whole process, visits a tuple of numbers only once. With millions
-of lists, a collection would take half a second."""
+"""Ascending offsets, with the sizes in their lowest bits. They are stored in tuples, because the
+garbage collector visits a tuple of numbers only once. With millions of lists, a collection would
+stop the whole process for half a second."""
 
 
 class Buckets:
@@ -60,10 +61,10 @@ class Buckets:
     def __init__(self, broker: Broker, threads: Executor, ages: Ages) -> None:
         self._broker, self._threads, self._ages = broker, threads, ages
         self._known: WeakKeyDictionary[StreamHost, BucketIndex] = WeakKeyDictionary()
-        self._turn = asyncio.Lock()  # waiting tasks acquire it in their order
+        self._turn = asyncio.Lock()  # the lock serves waiting tasks in their order
 
     async def keep(self) -> None:
-        """Update the sizes of buckets that have a limit of bytes, until cancelled."""
+        """Update the sizes of buckets that have a limit of bytes. Runs until it is cancelled."""
         await look_often(self._broker, self._look)
 
     async def close(self) -> None:
@@ -73,9 +74,12 @@ class Buckets:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def index(self, host: StreamHost) -> BucketIndex | None:
-        """Return the index of all records that are committed now. Returns None if the stream has no
-        history or too many records, or if the bucket cannot be read within the time limit of a
-        caller."""
+        """Return the index of all records that are committed now. Returns None in three cases:
+
+        - the stream has no history
+        - the stream has too many records
+        - reading the bucket takes longer than the time limit of a caller
+        """
         known = self._index_of(host)
         if known is None:
             return None
@@ -91,7 +95,8 @@ class Buckets:
         return known
 
     async def erased(self, host: StreamHost, subject: bytes, offsets: ErasedSet) -> None:
-        """Remove records of a subject that were erased. On return, no index shows them."""
+        """Remove records of a subject that were erased. When the call returns, no index shows
+        them."""
         known = self._known.get(host)
         if known is not None:
             async with self._turn:
@@ -189,7 +194,7 @@ class Refused:
         extent = max(1, self._end - self._first_offset)
         return (
             self._first_offset <= first_offset < self._first_offset + extent / 8
-            # A lower end means that records were lost. The comparison uses twice the number of
+            # A lower end means that records were lost. The comparison doubles the number of
             # offsets, because many of them may be tombstones.
             and self._end <= log.high_watermark < self._end + extent
             and log.view.size_bytes > self._size_bytes * 7 / 8
@@ -246,7 +251,7 @@ class BucketIndex:
         LiftlogError, OSError."""
         until = None if seconds is None else time.monotonic() + seconds
         if log.high_watermark < self.next_offset or first_offset < self.first_offset:
-            self._start_over()  # records were lost, or are shown again
+            self._start_over()  # records were lost, or records are shown that were hidden before
         self._forget(first_offset)
         end = log.high_watermark
         at = max(self.next_offset, first_offset)
@@ -262,7 +267,7 @@ class BucketIndex:
 
     def _take(self, log: Log, at: int, end: int) -> int:
         """Add one piece of the log, and return the offset at which to continue. Unreadable records
-        are not shown."""
+        are skipped."""
         try:
             piece = log.read(at, _PIECE_BYTES)
             if piece is None:

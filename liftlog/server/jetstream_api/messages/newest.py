@@ -1,7 +1,7 @@
 """Finds the newest records of each subject of a stream: the records that JetStream would have kept.
 
-`note` runs in a thread, on the pieces of the log in their order. The other methods run in the
-caller's thread.
+`note` runs in a thread. It receives the pieces of the log in their order. All other methods run in
+the caller's thread.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def partial_key(below: int) -> bytes:
 
 
 class LastOf:
-    """The last offset of each subject below `end`. With `tombstones_delete`, a subject is left out
-    if its last record is a tombstone."""
+    """The last offset of each subject below `end`. If `tombstones_delete` is true, a subject is
+    left out if its last record is a tombstone."""
 
     def __init__(self, end: int, *, tombstones_delete: bool) -> None:
         self._end, self._tombstones_delete = end, tombstones_delete
@@ -126,6 +126,6 @@ def newest_of(history: int | None, end: int, *, count: int | None = None) -> New
 
 
 def _below(body: bytes, end: int) -> Iterable[RecordBatch]:
-    """Yield the batches below `end`; the last piece of a search may extend beyond `end`."""
+    """Yield the batches below `end`. The last piece of a search may extend beyond `end`."""
     for batch in iter_batches(body, verify=False):
         yield batch.trim(batch.base_offset, end)

@@ -1,8 +1,8 @@
 """The subjects of a bucket that were purged, and the offsets below which their messages are gone.
 
-The messages stay in the log until compaction. A consumer must not deliver purged messages that it
-has not delivered before the purge. So the readers of a bucket look for tombstones and roll-ups from
-the first message that one of its consumers still needs up to the high watermark. The readers read
+Purged messages stay in the log until compaction. After a purge, a consumer must not deliver them.
+So the readers of a bucket search the log for tombstones and roll-ups. They begin at the first
+message that one of the bucket's consumers still needs, and end at the high watermark. They read
 each part of the log once for all consumers.
 """
 
@@ -38,7 +38,7 @@ class Purges:
 
     def __init__(self, log: Log) -> None:
         self.version = 0
-        """Number that grows whenever a purge was found."""
+        """Number that increases with each purge that is found."""
         self._log = log
         self._below: _Found = {}
         self._start_over()
@@ -49,8 +49,7 @@ class Purges:
         """All records from `_first` to `_position` were examined."""
 
     def hides(self, subject: bytes, offset: int) -> bool:
-        """Return True if the message was purged, according to the purges that are known; see
-        `knows`."""
+        """Return True if a known purge has deleted the message; see `knows`."""
         return offset < self._below.get(subject, 0)
 
     @property
@@ -81,7 +80,7 @@ class Purges:
                 _note(tail.body, found)
                 self._add(found)
                 self._position = tail.next_offset
-        except LiftlogError:  # `read` passes over the damage
+        except LiftlogError:  # `read` skips the damage
             return False
         return self._position >= log.high_watermark
 
@@ -113,7 +112,7 @@ class Purges:
         return found
 
     def _check(self) -> None:
-        """Begin anew if the log has lost records."""
+        """Start again if the log has lost records."""
         log = self._log
         if log.leader_epoch != self._epoch or log.high_watermark < self._position:
             self._start_over()

@@ -13,7 +13,7 @@ from liftlog.server.jetstream_api.messages.buckets import Buckets
 
 
 class Shown:
-    """The part of one stream that is shown, as of each call. Belongs to the event loop."""
+    """The part of one stream that is shown at the time of each call. Belongs to the event loop."""
 
     def __init__(self, host: StreamHost, ages: Ages, buckets: Buckets | None) -> None:
         self.host = host
@@ -28,8 +28,8 @@ class Shown:
         return self._ages.first_offset(self.host)
 
     async def shows(self, record: Record) -> bool:
-        """Return True if JetStream would still have the record. If this cannot be determined, the
-        record is shown as long as it exists."""
+        """Return True if JetStream would still have the record. If this cannot be determined,
+        return True as long as the record exists."""
         if record.offset < self.first_offset:
             return False
         if self.history is None:
@@ -37,7 +37,7 @@ class Shown:
         if record.value is None:
             return False
         if "\\x" in record.subject:
-            return True  # may be the escaped form of bytes that are not text
+            return True  # the text may be the escaped form of bytes that are not text
         subject = record.subject.encode()
         table = self.host.sequencer.subjects
         last = None if table is None else table.last_committed(subject)

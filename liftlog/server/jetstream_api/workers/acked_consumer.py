@@ -1,8 +1,8 @@
-"""One consumer with acks, on the node that leads its stream: reads its records, delivers them, and
-writes its changes to the journal.
+"""One consumer with acks, on the node that leads its stream. It reads its records, delivers them,
+and writes its changes to the journal.
 
-`liftlog.deliveries` makes the decisions. A turn (`step`) never waits. A long operation, such as a
-read in a thread, makes the consumer ready again when it ends. Messages are sent only after the
+`liftlog.deliveries` makes the decisions. A turn (`step`) never waits. When a long operation ends,
+such as a read in a thread, it makes the consumer ready again. Messages are sent only after the
 journal has written the changes of the turn (`outbox`).
 """
 
@@ -73,8 +73,8 @@ class AckedConsumer:
         place: Place,
     ) -> None:
         """`version` is the version of the state in the journal, and `changes` accepts later
-        changes. `cursor` reads with the rights that `policy` gives. `local` are the workers on the
-        pull socket."""
+        changes. `cursor` reads with the rights that `policy` gives. `local` contains the workers on
+        the pull socket."""
         self.spec = spec
         self.host = host
         self.machine = machine
@@ -100,7 +100,7 @@ class AckedConsumer:
         self._idle.set()
         self._active_ns = shared.clock.now_ns()
         self._acked_ns = self._retry_ns = 0
-        """Time before which nothing is delivered: a read failed, or too many messages wait."""
+        """Nothing is delivered before this time: a read failed, or too many messages wait."""
         self._tally = Tally(shared, place)
         self.is_held = False
         """True while the consumer takes no turns, because it is being reset."""
@@ -118,7 +118,7 @@ class AckedConsumer:
             return
         request = pull_of(pull, reply, self.spec.settings)
         if not self.pulls.add(request, len(self.machine.state.pulls), self._active_ns):
-            # As in JetStream: a client with heartbeats notices that they are missing.
+            # As in JetStream, a client with heartbeats is not refused; it misses them.
             if not request.heartbeat_ns:
                 self._refuse(reply, b"409 Exceeded MaxWaiting")
             return
@@ -131,7 +131,7 @@ class AckedConsumer:
         self.changes.after_written(0, self._composer.status(Status(reply, words)))
 
     def acknowledge(self, arrived: WorkerAcks) -> None:
-        """Apply acks at once. Requested answers are sent when the changes are synced."""
+        """Apply acks at once. Answers that clients request are sent when the changes are synced."""
         now = self._active_ns = self._shared.clock.now_ns()
         if self.spec.sample_percent:
             publish_samples(self._shared.advisories, self, arrived, now)
@@ -142,7 +142,7 @@ class AckedConsumer:
         self._tally.arrived(len(arrived.acks))
         if self._tally.is_full:
             self._end_turn({})
-        rounds = self._shared.rounds  # usually, the turn of the next pull comes soon
+        rounds = self._shared.rounds  # the client's next pull usually causes a turn soon
         is_urgent = arrived.replies or self.machine.waiting or not arrived.acks.is_plain
         (rounds.ready if is_urgent else rounds.ready_later)(self)
 
@@ -170,11 +170,11 @@ class AckedConsumer:
         self._shared.rounds.ready(self)
 
     def wake(self) -> None:
-        """Make the consumer ready, because interest, the stream or the ACL has changed."""
+        """Make the consumer ready, because an interest, the stream or the ACL has changed."""
         self._shared.rounds.ready(self)
 
     def subjects(self) -> list[bytes]:
-        """Return the subjects of NATS to which the consumer may deliver now."""
+        """Return the NATS subjects to which the consumer may deliver now."""
         if self.spec.deliver_subject:
             return [self.spec.deliver_subject.encode()]
         return [one for one in self.machine.waiting if not is_local(one)]
@@ -190,11 +190,11 @@ class AckedConsumer:
         self._shared.rounds.ready(self)
 
     def end(self, why: Ending, *, is_stored: bool = True) -> None:
-        """End all pulls and stop. With `is_stored`, store the last changes."""
+        """End all pulls and stop. If `is_stored` is true, store the last changes."""
         if not self.is_closed:
             self.pulls.pass_on(self.machine, self._cursor.left, self._shared.clock.now_ns())
             self.machine.end_pulls(why)
-            # While the consumer is held, the journal has a state that does not match this delta.
+            # While the consumer is held, this delta does not match the state in the journal.
             self._end_turn({}, is_stored=is_stored and not self.is_held)
             self.abandon(why)
 
@@ -232,7 +232,7 @@ class AckedConsumer:
             self._begin(self._buffer.drop_purged(self._cursor, machine))
         seconds = self.spec.inactive_seconds
         if seconds and now_ns - self.active_ns() >= seconds * 1e9:
-            self._active_ns = now_ns  # a failed deletion is tried again
+            self._active_ns = now_ns  # if the deletion fails, it is tried again
             self._shared.on_inactive(self)
 
     def active_ns(self) -> int:
@@ -278,7 +278,7 @@ class AckedConsumer:
         self._retry_ns = 0
         if not (leaf.connected or self.local.is_waiting):
             return False
-        if self._shared.journal.problem is not None:  # deliveries would count, and reach no worker
+        if self._shared.journal.problem is not None:  # no delivery could be sent
             self._retry_ns = now_ns + _FAILED_NS
             return False
         if self.changes.is_full:
@@ -331,7 +331,7 @@ class AckedConsumer:
                     self._begin(self.local.read(wants.start))
                 case Found.AT_END:
                     self._wait_for_records(wants.start)
-                case Found.DELIVERED:  # this has moved the cursor
+                case Found.DELIVERED:  # `deliver` has moved the cursor
                     self._buffer.clear(self.machine.state.next_offset)
         return rows
 
@@ -348,7 +348,7 @@ class AckedConsumer:
         offsets = np.array(order, np.int64)
         self.machine.redeliver(offsets, records_of(found), self._cursor.left, now_ns)
         if self.machine.state.pending.queued < queued:
-            self._shared.rounds.ready(self)  # there may be more
+            self._shared.rounds.ready(self)  # there may be more redeliveries
         else:  # no pull takes a message, because of its priority
             self._wait_for_records(self.host.log.high_watermark)
         return rows
@@ -369,7 +369,7 @@ class AckedConsumer:
             buffer.clear(wants.start)
         buffer.drop_before(wants.start)
         needs_rows = not buffer.rows and not self._is_at_end
-        # While a thread reads, nothing is read here, because both reads would return the same
+        # While a thread reads, this method reads nothing, because both reads would return the same
         # records.
         if needs_rows and not (
             self._idle.is_set() and buffer.read_now(cursor, self._shared.services, self.host)
@@ -407,7 +407,7 @@ class AckedConsumer:
         return self._buffer.is_at_end and self._cursor.next_offset >= self.host.log.high_watermark
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a read. Only one runs at a time; the consumer becomes ready when it has ended."""
+        """Start a read. Only one read runs at a time. When it ends, the consumer becomes ready."""
         if self._idle.is_set():
             self._idle.clear()
             self._shared.services.spawn(self._reading(work))
@@ -426,7 +426,7 @@ class AckedConsumer:
             self._shared.rounds.ready(self)
 
     def _wait_for_records(self, offset: int) -> None:
-        """Get ready when there may be a wanted record from `offset` on."""
+        """Make the consumer ready when there may be a wanted record at or above `offset`."""
         if self._shared.growth.wait(self, self.host, self.spec.filters, offset):
             self._buffer.waits(self._cursor.next_offset, offset)
 
@@ -465,8 +465,8 @@ class AckedConsumer:
         return encode_settings(self.spec, self.local.origin, self._cursor.chosen_end)
 
     def snapshot(self) -> Change:
-        """Return the whole consumer. The delta of the changes since its last turn is written before
-        the snapshot, so that it is not applied twice."""
+        """Return the whole consumer. First writes the delta of the changes since the last turn.
+        Otherwise these changes would be applied twice."""
         self._end_turn({})
         return Change.snapshot(
             self.key, self.version, self.stored_settings(), encode_snapshot(self.machine.state)
@@ -485,7 +485,7 @@ class AckedConsumer:
         """Return JetStream's description of the consumer."""
         self._buffer.drop_removed(self._cursor, self.machine)
         await self._idle.wait()
-        for _ in range(3):  # another read may begin before the count
+        for _ in range(3):  # another read may begin before the count does
             self.count_again()
             await self._idle.wait()
         figures = self.machine.figures(now := self._shared.clock.now_ns())

@@ -1,8 +1,12 @@
 """All consumers with acks of the streams that this node leads, and their journal.
 
-A consumer is created in three steps. The table creates its state, and the journal syncs the state.
-After that the client gets its answer, and the consumer starts. Updates and deletions have the same
-steps.
+A consumer is created in three steps:
+
+1. The table creates its state.
+2. The journal syncs the state.
+3. The client gets its answer, and the consumer starts.
+
+Updates and deletions have the same steps.
 """
 
 from __future__ import annotations
@@ -64,16 +68,17 @@ PATIENCE_SECONDS = 4.0
 wait for 5 s."""
 LINGER_SECONDS = 5.0
 """Time, in seconds, for which the subscriptions for a stream stay after its last consumer was
-deleted. Programs often create the next consumer at once, and would otherwise wait for two answers
-of NATS."""
+deleted. Programs often create the next consumer at once. Without this time, they would wait for two
+answers from NATS."""
 _SUBSCRIBED_SECONDS = 2.0
-"""Time for which consumers wait until NATS has confirmed the subscriptions for acks and pulls. Then
-they end the pulls that were waiting before a restart, or at an earlier leader."""
+"""Time, in seconds, for which consumers wait until NATS has confirmed the subscriptions for acks
+and pulls. After this time they end the pulls that waited before a restart, or at an earlier
+leader."""
 _FIRST = StateVersion(1, 0)
 
 Changing = Callable[[ConsumerSpec], ConsumerSpec]
-"""Function that returns the new configuration of a consumer. The argument is the present
-configuration, after all earlier changes."""
+"""Function that receives the present configuration of a consumer, after all earlier changes, and
+returns the new configuration."""
 
 
 class AckedConsumers:
@@ -133,7 +138,8 @@ class AckedConsumers:
     # --- life ---
 
     def start(self) -> None:
-        # The first read of a consumer would start a thread, for which the event loop waits 10 ms.
+        # Without this call, the first read of a consumer would start a thread, and the event loop
+        # would wait 10 ms for it.
         self._services.scanners.of("(workers)").submit(int)
         if self._led is not None:
             self._rounds.start()
@@ -165,7 +171,7 @@ class AckedConsumers:
         await shared.until_written()
         await shared.outbox.close()
         shared.interest.close()
-        shared.journal.set_owner(lambda key: None)  # the broker closes it
+        shared.journal.set_owner(lambda key: None)  # the broker closes the host
         shared.journal.on_progress = lambda: None
         self._shared = None
 
@@ -192,10 +198,9 @@ class AckedConsumers:
             self.problem = "the states of consumers cannot be read"
             logger.exception("consumers-not-opened error=%r", error)
         finally:
-            # A client whose pull is ended sends the next one at once, which could be lost.
+            # A client whose pull is ended sends the next pull at once. That pull could be lost.
             await self._link.wait_confirmed([*self._all], _SUBSCRIBED_SECONDS)
-            # This comes last, because each read of the journal waits for the changes that were made
-            # before it.
+            # This step comes last, because each read of the journal waits for the earlier changes.
             self._rounds.start()
             self._opened.set()
 
@@ -211,13 +216,14 @@ class AckedConsumers:
 
     def _lost(self, led: LedStream) -> None:
         """End the consumers of a stream that this node no longer leads. The next leader ends the
-        waiting pulls, unless the stream was deleted."""
+        waiting pulls. If the stream was deleted, this node ends them."""
         self._lingering.pop(led.host.name, None)
         is_deleted = self._broker.catalog.was_deleted(led.host.name)
         for consumer in [*self._all.get(led.host.name, {}).values()]:
             if consumer.host is led.host:
                 if is_deleted and self._shared is not None:
-                    consumer.changes = self._shared.changes  # its own send nothing any more
+                    # The changes of the ended leadership no longer send anything.
+                    consumer.changes = self._shared.changes
                     consumer.end(Ending.CONSUMER_DELETED, is_stored=False)
                 consumer.abandon()
                 self._forget(consumer)
@@ -225,9 +231,9 @@ class AckedConsumers:
         self._leave_unused(led.host.name)
 
     async def opened(self, stream: str) -> None:
-        """Wait until the consumers of a stream are open, or opening them has failed. Raises
-        JetStreamError if the wait is too long, or at once if the consumers cannot be loaded at
-        present, because the journal cannot be written."""
+        """Wait until the consumers of a stream are open, or until opening them has failed. Raises
+        JetStreamError if the wait takes too long. Raises it at once if the consumers cannot be
+        loaded at present because the journal cannot be written."""
         if self.is_open(stream):
             return
         journal = self._broker.journal.opened
@@ -292,7 +298,7 @@ class AckedConsumers:
     def _snapshot(self, key: ConsumerKey) -> Change | None:
         consumer = self._by_key.get(key)
         if consumer is None or key in self._updating or not consumer.changes.is_open:
-            # The settings in memory would replace those that an update has just stored.
+            # The settings in memory would overwrite the settings that an update has just stored.
             return None
         return consumer.changes.numbered(consumer.snapshot())
 
@@ -318,7 +324,7 @@ class AckedConsumers:
     def find(self, stream: str, name: str) -> AckedConsumer | None:
         """Return the consumer of this name, or None. Raises JetStreamError for a consumer that
         could not be loaded."""
-        self._link.pass_on()  # the caller may ask for the effect of acks that still wait
+        self._link.pass_on()  # the caller may ask for the effect of acks that are still waiting
         if self._led is not None and (problem := self._led.problem_of(stream)):
             raise JetStreamError(503, 10008, problem)
         broken = self._loader.problem_of(self._broker.hosts.get(stream), name)
@@ -351,8 +357,8 @@ class AckedConsumers:
         self, spec: ConsumerSpec, host: StreamHost, party: bytes, *, is_local: bool = False
     ) -> AckedConsumer:
         """Return a new consumer, or the existing consumer of this name if its configuration is the
-        same. `is_local` means that the client uses the pull socket. Raises LiftlogError,
-        JetStreamError; after an error nothing has changed."""
+        same. `is_local` means that the client uses the pull socket. Raises LiftlogError or
+        JetStreamError. An error leaves everything unchanged."""
         if self.problem:
             raise JetStreamError(503, 10008, self.problem)
         if self._led is not None:
@@ -381,8 +387,8 @@ class AckedConsumers:
     async def _create(
         self, spec: ConsumerSpec, host: StreamHost, place: Place, is_local: bool
     ) -> AckedConsumer:
-        """Return a new consumer that is stored. Raises LiftlogError, JetStreamError; after an error
-        it is not stored."""
+        """Create a consumer and store it. Return the consumer. Raises LiftlogError or
+        JetStreamError. After an error the consumer is not stored."""
         self._link.lead(host.name)
         if not is_local:
             await self._leaf.wait_connected()
@@ -409,8 +415,9 @@ class AckedConsumers:
         return self._builder.consumer(shared, host, new, cursor, policy, place, changes)
 
     async def restart(self, named: AckedConsumer, change: Changing) -> AckedConsumer:
-        """Let a consumer begin again with the configuration that `change` returns, which has
-        another start. Raises LiftlogError, JetStreamError; after an error nothing has changed."""
+        """Let a consumer begin again with the configuration that `change` returns. This
+        configuration has another start. Raises LiftlogError or JetStreamError. An error leaves
+        everything unchanged."""
         async with self._change_of(named) as (_, consumer):
             spec, host = change(consumer.spec), consumer.host
             origin = consumer.local.origin._replace(created_ns=time.time_ns())
@@ -420,7 +427,7 @@ class AckedConsumers:
 
     async def update(self, named: AckedConsumer, change: Changing) -> AckedConsumer:
         """Change the settings of a consumer to those that `change` returns, and return the
-        consumer. Raises LiftlogError, JetStreamError; after an error nothing has changed."""
+        consumer. Raises LiftlogError or JetStreamError. An error leaves everything unchanged."""
         host = named.host
         async with self._change_of(named) as (shared, consumer):
             before = consumer.spec
@@ -447,7 +454,8 @@ class AckedConsumers:
 
     async def reset(self, named: AckedConsumer, sequence: int) -> int:
         """Let a consumer begin again at `sequence`, or at its ack floor if `sequence` is 0. Returns
-        the sequence. Raises LiftlogError, JetStreamError; after an error nothing has changed."""
+        the sequence. Raises LiftlogError or JetStreamError. An error leaves everything
+        unchanged."""
         async with self._change_of(named) as (_, consumer):
             offset = await reset_offset(self._builder, consumer, sequence)
             cursor, policy = await cursor_at(self._builder, consumer, offset)
@@ -458,7 +466,7 @@ class AckedConsumers:
     @asynccontextmanager
     async def _change_of(self, named: AckedConsumer) -> AsyncIterator[tuple[Shared, AckedConsumer]]:
         """Wait for other changes of a consumer, which may have replaced it. Raises JetStreamError
-        if the consumer was deleted, LiftlogError if the journal cannot be written."""
+        if the consumer was deleted, and LiftlogError if the journal cannot be written."""
         host, name = named.host, named.spec.name
         async with self._locks.hold(host.name, name, seconds=PATIENCE_SECONDS):
             shared, consumer = self._shared, self.find(host.name, name)
@@ -472,8 +480,8 @@ class AckedConsumers:
                 self._updating.discard(consumer.key)
 
     async def delete(self, stream: str, name: str) -> bool:
-        """Delete a consumer. Raises LiftlogError, JetStreamError; after an error the consumer still
-        exists."""
+        """Delete a consumer. Raises LiftlogError or JetStreamError. After an error the consumer
+        still exists."""
         shared = self._shared
         if shared is None:
             return False
@@ -516,7 +524,7 @@ class AckedConsumers:
             consumer = consumers.get(acks.consumer)
             if (
                 consumer is None
-                or consumer.is_closed  # it is being loaded again
+                or consumer.is_closed  # the consumer is being loaded again
                 or consumer.spec.settings.ack_policy is AckPolicy.NONE
             ):
                 lost += filter(None, acks.replies)
@@ -526,7 +534,7 @@ class AckedConsumers:
             consumer = consumers.get(pull.consumer)
             if consumer is not None and consumer.is_closed:
                 lost.append(pull.reply)
-            elif consumer is not None:  # else the API answers
+            elif consumer is not None:  # if the consumer is not here, the API answers the pull
                 consumer.pull(pull.reply, pull.request)
         answers = ack_answers(self._broker.destinations, arrived.answers, lost)
         if answers:
@@ -537,8 +545,9 @@ class AckedConsumers:
         return self._link.subscribed_at(stream)
 
     def refuse_pull(self, stream: str, name: str, reply: bytes) -> bool:
-        """Drop a pull that waits until the consumers of a stream are open, because its client is
-        about to get a refusal. Returns False if the consumer is already open and has the pull."""
+        """Drop a pull that waits until the consumers of a stream are open. Called because the
+        pull's client is about to get a refusal. Returns False if the consumer is already open and
+        has the pull."""
         if name in self._all.get(stream, ()):
             return False
         if self._led is not None:
@@ -589,7 +598,7 @@ class AckedConsumers:
             self._link.leave(stream)
 
     async def _delete_inactive(self, consumer: AckedConsumer, active_ns: int) -> None:
-        """Delete a consumer, unless clients have used it since `active_ns`."""
+        """Delete a consumer, unless clients have used it after `active_ns`."""
         stream, name = consumer.host.name, consumer.spec.name
         try:
             async with self._locks.hold(stream, name):
@@ -601,7 +610,7 @@ class AckedConsumers:
             logger.warning("consumer-not-deleted stream=%s name=%s error=%s", stream, name, error)
 
     def _failed(self, consumer: AckedConsumer) -> None:
-        """Load a consumer from the journal again, because a defect has ended it in memory."""
+        """Load a consumer from the journal again after a defect has ended it in memory."""
         consumer.abandon()
         self._services.spawn(self._reload(consumer))
 
@@ -616,12 +625,12 @@ class AckedConsumers:
             if self._shared is not None and is_wanted():
                 await self._loader.load(self._shared, host, name, is_wanted)
                 if is_wanted():
-                    self._forget(consumer)  # it could not be loaded
+                    self._forget(consumer)  # the consumer could not be loaded
 
     async def _sweep(self) -> None:
-        """End the consumers of streams that were deleted, and the subscriptions for streams that
-        have had no consumers for some time. Wake the consumers of records that a purge, retention
-        or `max_age` has removed."""
+        """End the consumers of deleted streams. End the subscriptions for streams that have had no
+        consumers for some time. If a purge, retention or `max_age` has removed records, wake the
+        consumers of these records."""
         starts: dict[str, int] = {}
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
@@ -631,8 +640,8 @@ class AckedConsumers:
                 logger.exception("consumers-not-swept error=%r", error)
 
     async def _sweep_once(self, before: Mapping[str, int]) -> dict[str, int]:
-        """Sweep once. `before` are the starts of the streams at the previous sweep, and the result
-        are their present starts."""
+        """Sweep once. `before` contains the starts of the streams at the previous sweep. Returns
+        their present starts."""
         now = time.monotonic()
         for stream in [one for one, until in self._lingering.items() if until <= now]:
             del self._lingering[stream]
@@ -644,7 +653,8 @@ class AckedConsumers:
                 if before.get(stream) == start:
                     break
                 if consumer.machine.state.floor_offset < start:
-                    consumer.wake()  # it may have waited for an ack of a record that is gone
+                    # The consumer may have waited for an ack of a record that no longer exists.
+                    consumer.wake()
         shared = self._shared
         if shared is None:
             return starts

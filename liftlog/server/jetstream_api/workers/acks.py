@@ -4,8 +4,8 @@ The reply subject of a delivery, to which a worker sends its ack, has nine token
 
     $JS.ACK.<stream>.<consumer>.<count>.<sequence>.<consumer sequence>.<stamp>.<pending>
 
-Every client that may publish to these subjects can send an ack. So messages without this form are
-counted and dropped. Parsing takes a few operations per column, not per ack.
+Every client that may publish to these subjects can send an ack. So messages that do not have this
+form are counted and dropped. Parsing takes a few operations per column, not per ack.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class WorkerAcks(NamedTuple):
     sequences: Ints
     """Consumer sequences, by the index of the ack."""
     replies: Sequence[bytes]
-    """For each ack, the subject on which the client wants an answer, or b"" for none. The list is
-    empty if no client wants an answer."""
+    """For each ack, the subject on which the client wants an answer; b"" if it wants none. The list
+    is empty if no client wants an answer."""
 
     def to_answer(self, verdicts: Bytes) -> list[bytes]:
         """Return the subjects of the answers to send. An ignored ack gets no answer."""
@@ -140,7 +140,8 @@ class AckParser:
         return dropped
 
     def _numbers_of(self, subject: bytes) -> list[int] | None:
-        """Return the five numbers of a subject; None if it does not have this form."""
+        """Return the five numbers of a subject. Return None if the subject does not have this
+        form."""
         found = self._match(subject)
         if found is None:
             return None
@@ -225,7 +226,7 @@ def _acks(
 def _take_pulls(
     parsed: ParsedAcks, consumer: str, rows: _Rows, known: Mapping[bytes, AckBody]
 ) -> _Rows:
-    """Add the pulls that came with acks. Such an ack gets no separate answer, because the client
+    """Add the pulls that came with acks. Such an ack gets no separate answer, because its client
     gets messages. A pull without a reply subject is ignored."""
     if not rows.replies:
         return rows
@@ -240,7 +241,7 @@ def _take_pulls(
 
 
 def _take_ineffective(parsed: ParsedAcks, rows: _Rows, effective: Sequence[int]) -> _Rows:
-    """Add the reply subjects of acks without an effect to `parsed`; returns the others."""
+    """Add the reply subjects of acks without an effect to `parsed`. Returns the remaining acks."""
     if rows.replies:
         others = set(range(len(rows.payloads))).difference(effective)
         parsed.answers.extend(filter(None, (rows.replies[place] for place in sorted(others))))

@@ -43,8 +43,8 @@ class Admission:
         self._ephemeral_of_party: Counter[bytes] = Counter()
 
     def enter(self, stream: str, party: bytes, most: int | None, *, is_durable: bool) -> Place:
-        """Return a place for one more consumer. `most` is the limit of the stream, or None if it
-        has no limit. Raises JetStreamError if the limit is reached."""
+        """Return a place for one more consumer. `most` is the limit of the stream; None if the
+        stream has no limit. Raises JetStreamError if a limit is reached."""
         is_full = (
             self.total >= MAX_CONSUMERS
             or (most is not None and self._of_stream[stream] >= most)

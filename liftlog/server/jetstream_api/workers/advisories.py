@@ -1,10 +1,10 @@
 """Advisories about consumers, in JetStream's form, on `$JS.EVENT.ADVISORY.CONSUMER.>`.
 
 Advisories are for monitoring, and for programs that copy messages which have reached `max_deliver`.
-An advisory is sent only if its subject has a subscriber and the server accepts it without waiting,
-and at most 1,000 are sent per second. So advisories never delay deliveries, and a program cannot
-rely on them; the daemon counts advisories that it does not send. The state of a consumer also keeps
-the offsets of its newest exhausted messages.
+An advisory is sent only if its subject has a subscriber and the server accepts it without waiting.
+At most 1,000 advisories are sent per second. So advisories never delay deliveries, but programs
+cannot rely on them. The daemon counts the advisories that it does not send. In addition, the state
+of a consumer keeps the offsets of its newest exhausted messages.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ _GRACE_NS = 2_000_000_000
 takes another path through NATS, so it can arrive after the pull."""
 
 _CLOCKS_NS = 1_000_000_000
-"""Maximum difference between the times of a pull by the clocks of two nodes, with the time that the
-pull needs to reach them."""
+"""Maximum difference, in ns, between the times that two nodes give for the same pull. It contains
+the difference of their clocks, and the time that the pull needs to reach the nodes."""
 
 
 class ArrivingPulls:
@@ -35,8 +35,8 @@ class ArrivingPulls:
         self._earlier: list[tuple[bytes, int]] = []
         self._delivered_ns = 0
         self._young: dict[bytes, int] = {}
-        """Pulls that arrived a short time ago, while their inbox had no subscriber, with the time
-        of arrival."""
+        """Pulls that arrived a short time ago, while their inbox had no subscriber. The values are
+        the times of arrival."""
 
     def take_over(self, state: ConsumerState) -> None:
         """Note which pulls the former leader has read; see `was_read`. `state` is its state."""
@@ -46,8 +46,9 @@ class ArrivingPulls:
 
     def was_read(self, reply: bytes, expires_ns: int, began_ns: int) -> bool:
         """Return True if the former leader has read a pull. The pull was published at `began_ns`,
-        and expires `expires_ns` later (0: never). In this case the former leader has served the
-        pull, or this node has ended the pull with a status when it took over."""
+        and expires `expires_ns` later (0: never). A pull that the former leader has read is
+        finished: the former leader has served it, or this node has ended it with a status when it
+        became the leader."""
         if self._delivered_ns >= began_ns:
             return True  # the former leader was not frozen
         expires_at_ns = began_ns + expires_ns if expires_ns else 0
@@ -58,9 +59,9 @@ class ArrivingPulls:
         return False
 
     def add(self, request: PullRequest, waiting: int, now_ns: int) -> bool:
-        """Add a pull. Returns False if this consumer, or all consumers together, have too many
-        pulls. `waiting` is the number of pulls from earlier turns that still wait. The limit on
-        waiting pulls is applied when a turn examines the new pull."""
+        """Add a pull. Returns False if this consumer has too many pulls, or if all consumers
+        together have too many. `waiting` is the number of pulls from earlier turns that still wait.
+        The limit on waiting pulls is applied later, when a turn examines the new pull."""
         is_full = len(self.queue) >= MAX_WAITING
         if is_full or not self._part.resize(waiting + len(self.queue) + 1):
             return False
@@ -83,9 +84,9 @@ class ArrivingPulls:
     def drop_dead(
         self, machine: Consumer, has_interest: Callable[[bytes], bool], *, is_connected: bool
     ) -> bool:
-        """Drop the pulls whose client is gone. Returns False if a pull's client may or may not be
-        gone, because NATS has not yet reported a subscriber of the inbox. Without a connection to
-        NATS, all pulls over NATS are dropped; otherwise workers on the pull socket would wait
+        """Drop the pulls whose clients are gone. Returns False if this is not certain for some
+        pull, because NATS has not yet reported a subscriber of its inbox. Without a connection to
+        NATS, all pulls over NATS are dropped. Otherwise workers on the pull socket would wait
         behind these pulls."""
         over_nats = [one for one in machine.waiting if not is_local(one)]
         missing = [one for one in over_nats if not is_connected or not has_interest(one)]
@@ -107,8 +108,8 @@ class ArrivingPulls:
                 machine.send(status)
 
     def due_ns(self) -> int | None:
-        """Return the time at which a pull without a subscriber has waited long enough, or at which
-        a lost pull may be ended."""
+        """Return the next time at which the wait of a pull without a subscriber is over, or at
+        which a lost pull may be ended."""
         due_ns = self.silent.due_ns()
         if not self._young:
             return due_ns

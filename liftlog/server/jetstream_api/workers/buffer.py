@@ -1,4 +1,4 @@
-"""Records that were read for a consumer and not delivered yet."""
+"""Holds records that were read for a consumer and are not delivered yet."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Buffer:
         self.rows: list[Row] = []
         self.is_at_end = False
         self.examined = 0
-        """After a wait for records, until the next `skip`: the offset below which the wait found no
-        wanted record. At other times 0."""
+        """The offset below which the present wait for records has found no wanted record. The value
+        stays until the next `skip`. Without a wait it is 0."""
         self._waits_from = -1
         self._needs_thread = False
         """True if a thread has read the newest rows."""
@@ -90,7 +90,7 @@ class Buffer:
         machine.log_started(start)
 
     def must_look(self, machine: Consumer) -> bool:
-        """Return True if `drop_purged` may find messages. Of a consumer with very many pending
+        """Return True if `drop_purged` may find messages. If a consumer has very many pending
         messages, purged messages stay pending until they fall due."""
         return self._must_look and 0 < machine.state.pending.total <= _MOST_LOOKED_UP
 
@@ -154,7 +154,7 @@ class Buffer:
         """Read the next records for first deliveries."""
         clears = self._clears
         found = await cursor.read()
-        if clears != self._clears:  # the delivery goes on elsewhere
+        if clears != self._clears:  # the delivery continues in another place
             cursor.move(self.start)
             return
         self.add(*found, cursor.read_bytes)
@@ -162,7 +162,7 @@ class Buffer:
 
     def reads_ahead(self, delivered: int) -> bool:
         """Return True if the next records should be read now, while the clients process the records
-        of this turn. Otherwise the next turn would have to wait for a thread."""
+        of this turn. Without this read, the next turn would have to wait for a thread."""
         return self._needs_thread and not self.is_at_end and len(self.rows) < delivered
 
     async def read_again(self, cursor: Cursor, wanted: Sequence[int]) -> None:
@@ -170,7 +170,7 @@ class Buffer:
         `_AGAIN_BYTES`."""
         rows, end = await cursor.rows_at(sorted(wanted), _AGAIN_BYTES)
         asked = list(takewhile(lambda offset: offset < end, wanted))
-        if not asked:  # in the log, many of the others precede the first one
+        if not asked:  # in the log, many of the other records precede the first one
             asked = [wanted[0]]
             rows, _ = await cursor.rows_at(asked, _AGAIN_BYTES)
         self.again = asked, {row.offset: row for row in rows}
@@ -215,8 +215,8 @@ class Buffer:
         self, most: int, end: int, now_ns: int, *, is_at_end: bool, has_sizes: bool
     ) -> Scan | None:
         """Return up to `most` records for first deliveries; None if they must wait. `end` is the
-        position of the cursor. `is_at_end` is true if the log has no committed record from `end`
-        on. Without `has_sizes`, the sizes of the records are 0."""
+        position of the cursor. `is_at_end` is true if the log has no committed record at or above
+        `end`. If `has_sizes` is false, the sizes of the records are 0."""
         rows = self.rows
         if self.replay is not None:
             self.replay.is_over = self.replay.is_over or (is_at_end and not rows)
@@ -233,7 +233,7 @@ class Buffer:
 
 
 def records_of(rows: Sequence[Row], *, has_sizes: bool = True) -> Records:
-    """Return the columns of some rows. Without `has_sizes`, the sizes are 0, which takes less
+    """Return the columns of some rows. If `has_sizes` is false, the sizes are 0, which takes less
     time."""
     if not rows:
         return Records(NO_INTS, NO_INTS, NO_INTS)
@@ -246,9 +246,9 @@ def records_of(rows: Sequence[Row], *, has_sizes: bool = True) -> Records:
 
 
 def within_payload(rows: list[Row], limit: int, consumer: str) -> list[Row]:
-    """Leave out rows that are larger than `limit` bytes, the `max_payload` of NATS; with 0 there is
-    no limit. Stored records can be larger, because NATS servers can lower `max_payload`. A server
-    ends a connection that sends a larger message. Records that are left out count as not
+    """Leave out rows that are larger than `limit` bytes, the `max_payload` of NATS; 0 means no
+    limit. Stored records can be larger, because NATS servers can lower `max_payload`. A server
+    closes a connection that sends a larger message. Records that are left out count as not
     matching."""
     if not limit or _largest_bytes(rows) <= limit:
         return rows

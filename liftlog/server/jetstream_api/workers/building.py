@@ -59,9 +59,9 @@ class Builder:
     def cursor(
         self, spec: ConsumerSpec, host: StreamHost, *, is_local: bool
     ) -> tuple[Cursor, Policy | None]:
-        """Return a cursor with the present rights of clients of NATS, and the policy that gives
-        these rights. With `is_local` the cursor returns all records, and each worker needs the
-        right to read all of them. Raises Forbidden."""
+        """Return a cursor that reads with the present rights of clients of NATS, and the policy
+        that gives these rights. If `is_local` is true, the cursor returns all records. Each worker
+        then needs the right to read all of them. Raises Forbidden."""
         gate = self._services.gate
         policy, readable = gate.policy, None
         if not is_local:
@@ -81,8 +81,8 @@ class Builder:
     async def placed(
         self, spec: ConsumerSpec, host: StreamHost, *, is_local: bool
     ) -> tuple[Cursor, Policy | None]:
-        """Like `cursor`, at the start that the deliver policy of `spec` chooses. Raises
-        LiftlogError, JetStreamError."""
+        """Return a cursor like `cursor`, but at the start that the deliver policy of `spec`
+        chooses. Raises LiftlogError, JetStreamError."""
         cursor, policy = self.cursor(spec, host, is_local=is_local)
         try:
             await place_cursor(cursor, spec, self.shown(host))

@@ -1,7 +1,7 @@
 """Passes a consumer's changes to the journal, and sends the commands that wait for these changes.
-Without a cluster, commands wait only for the journal of this daemon. In a cluster the followers of
-the stream must have the changes before a command is passed to the outbox. The outbox then waits for
-the journal of this node.
+Without a cluster, commands wait only for the journal of this daemon. In a cluster, commands wait
+twice: first until the followers of the stream have the changes, and then, in the outbox, for the
+journal of this node.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _CONFIRM_SECONDS = 4.0
 s."""
 _MOST_BYTES = 4 * 1024 * 1024
 _SPARE_BYTES = 64 * 1024
-"""Space above `_MOST_BYTES` for a turn that began below that limit. The deliveries of such a turn
-already count, so they must not be dropped if a heartbeat of the same turn exceeds the limit."""
+"""Additional space for a turn that began below `_MOST_BYTES`. The deliveries of such a turn are
+already counted. They must not be dropped if a heartbeat of the same turn exceeds the limit."""
 _ENTRY_BYTES = 128
-"""Memory of an entry beside its commands."""
+"""Memory, in bytes, that an entry uses in addition to its commands."""
 
 
 class StreamChanges(Protocol):
@@ -34,7 +34,8 @@ class StreamChanges(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """False once another node may lead the stream. After that, nothing is written or sent."""
+        """False as soon as another node may lead the stream. From then on, nothing is written or
+        sent."""
         ...
 
     @property
@@ -47,7 +48,7 @@ class StreamChanges(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise the reason why nothing can be confirmed at present."""
+        """Raise the error that states why nothing can be confirmed at present."""
         ...
 
     def write(self, change: Change) -> int:
@@ -55,7 +56,8 @@ class StreamChanges(Protocol):
         ...
 
     def numbered(self, snapshot: Change) -> Change:
-        """Return a snapshot for the caller to write, after it was passed to other nodes."""
+        """Return a snapshot with its number. The caller writes it after it was passed to other
+        nodes."""
         ...
 
     def synced(self, position: int) -> Awaitable[None]:
@@ -112,9 +114,9 @@ class ReplicatedChanges:
     """The changes of the consumers of one stream that this node leads.
 
     While too few replicas are in sync, deliveries, statuses and answers to acks wait. If too many
-    bytes wait, no consumer delivers messages, and further statuses and answers are dropped. A
-    client repeats an ack that gets no answer. A pull without a status ends when its own time limit
-    is over.
+    bytes wait, no consumer delivers messages, and further statuses and answers are dropped. If an
+    answer to an ack was dropped, the client repeats the ack. If the status of a pull was dropped,
+    the pull ends when its own time limit is over.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class ReplicatedChanges:
         self._journal.check_writable()
 
     async def synced(self, position: int) -> None:
-        here = self._journal.synced(position)  # synced at the same time as on the followers
+        here = self._journal.synced(position)  # synced here at the same time as on the followers
         try:
             async with asyncio.timeout(_CONFIRM_SECONDS):
                 await self._served.synced(position)
@@ -209,12 +211,12 @@ class ReplicatedChanges:
             self._answers.append((position, commands))
             self._answers_bytes += len(commands) + _ENTRY_BYTES
             self._served.want_sync(position)
-            self._journal.synced(position)  # synced at the same time as on the followers
+            self._journal.synced(position)  # synced here at the same time as on the followers
 
     def _confirmed(self) -> None:
-        """Pass on the commands for the changes that the followers have. At the end of the
-        leadership, drop all commands, including commands that wait for the journal of this node or
-        for NATS."""
+        """Pass on the commands for the changes that the followers have. When the leadership ends,
+        drop all commands. This includes commands that wait for the journal of this node or for
+        NATS."""
         served, outbox = self._served, self._outbox
         if served.is_closed:
             self._deliveries.clear()

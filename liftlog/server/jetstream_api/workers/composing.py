@@ -108,9 +108,9 @@ class Composer:
         return b"".join([*parts, *self._deliveries(delivers, rows)])
 
     def _deliveries(self, delivers: Sequence[Deliver], rows: Mapping[int, Row]) -> list[bytes]:
-        """Return the commands in the order of their deliveries. This order is necessary because
-        pulls receive messages in turn, and several pulls can belong to one client. The client
-        expects the order of the stream."""
+        """Return the commands in the order of their deliveries. This order matters: pulls receive
+        messages in turn, and several pulls can belong to one client. The client expects the order
+        of the stream."""
         pairs = itertools.pairwise(delivers)
         if all(one.sequences[-1] < other.sequences[0] for one, other in pairs):
             return [part for one in delivers for part in self._messages(one, rows)]
@@ -140,7 +140,7 @@ class Composer:
 
     @property
     def _group(self) -> str:
-        """Return the group that events name: as in JetStream, the first group."""
+        """Return the group name for events. As in JetStream, this is the first group."""
         return next(iter(self.spec.settings.priority_groups), "")
 
     def _messages(self, deliver: Deliver, rows: Mapping[int, Row]) -> list[bytes]:
@@ -213,9 +213,9 @@ def _with_pin(headers: bytes, pin: bytes) -> bytes:
 def ack_answers(
     destinations: Destinations, ineffective: Iterable[bytes], lost: Iterable[bytes]
 ) -> bytes:
-    """Return the answers to acks that no consumer takes: an empty answer to an ack without an
-    effect, and the status 503 if the consumer does not exist or wants no acks. NATS sends the same
-    status for a subject without subscribers."""
+    """Return the answers to acks that no consumer takes. An ack without an effect gets an empty
+    answer. If the consumer does not exist or wants no acks, the answer is the status 503, which
+    NATS sends for a subject without subscribers."""
     blocks = ((ineffective, b""), (lost, status(503, "")))
     targets = [(destinations.for_answer(one), block) for some, block in blocks for one in some]
     return b"".join([command(to, b"", block) for to, block in targets if to is not None])

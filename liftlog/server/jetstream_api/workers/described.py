@@ -30,9 +30,9 @@ def describe(
     active_ns: tuple[int, int],
 ) -> dict[str, Any]:
     """Return the body of an answer to CONSUMER.INFO. `waiting` is the number of messages that were
-    not delivered yet. `pinned` has the id of the pinned client, and the time at which it was
-    pinned. `active_ns` has the times of the last delivery and of the last ack; 0 means that there
-    was none since the daemon began to lead the stream."""
+    not delivered yet. `pinned` contains the id of the pinned client, and the time at which it was
+    pinned. `active_ns` contains the times of the last delivery and of the last ack. A time is 0 if
+    there was none since the daemon began to lead the stream."""
     found: dict[str, Any] = {
         "stream_name": stream,
         "name": spec.name,

@@ -29,7 +29,7 @@ class Waiting(Protocol):
     """A consumer that waits at the end of a stream."""
 
     def grown(self, examined: int) -> None:
-        """Examine the records from `examined` on. No earlier record of this wait is wanted."""
+        """Examine the records at and above `examined`. No earlier record is wanted in this wait."""
         ...
 
 
@@ -98,7 +98,7 @@ class _Stream:
         self._is_watching = False
         try:
             is_complete = self._examine_all()
-        except LiftlogError:  # the readers report it
+        except LiftlogError:  # the readers report the damage
             is_complete = False
         if not is_complete:
             self._wake(list(self._waiting), self.position)
@@ -141,7 +141,8 @@ class Growth:
 
     def wait(self, one: Waiting, host: StreamHost, filters: Filters, offset: int) -> bool:
         """Wake a consumer once, when there is a record at or above `offset` that it may want.
-        `offset` is at least the high watermark. Returns False if the consumer already waits."""
+        `offset` must not be below the high watermark. Returns False if the consumer already
+        waits."""
         stream = self._streams.get(host)
         if stream is None:
             stream = self._streams[host] = _Stream(host, self._group_of(host))

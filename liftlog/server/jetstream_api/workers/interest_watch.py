@@ -12,13 +12,14 @@ from liftlog.server.jetstream_api.consumers.leaf import InterestChange
 _PAUSE_SECONDS = 0.02
 _PART_SECONDS = 0.01
 _MOST_EXAMINED, _MOST_WOKEN = 500, 20
-"""Limits of one part of a look: an examined consumer takes 1 us, and a woken consumer's turn 0.1
-ms."""
+"""Maximum numbers of examined and of woken consumers in one part of a look. Examining a consumer
+takes 1 us, and the turn of a woken consumer takes 0.1 ms."""
 _MAX_EXPECTED = 4096
 _MAX_HEADS = 256
 
 _Heads = tuple[bytes, ...]
-"""Beginnings of subjects. Subjects with other beginnings are not affected."""
+"""Beginnings of subjects. A change concerns only consumers whose subjects have one of these
+beginnings."""
 _ALL: _Heads = (b"",)
 
 
@@ -28,7 +29,7 @@ class Waiting(Protocol):
     is_closed: bool
 
     def subjects(self) -> Collection[bytes]:
-        """Return the subjects of NATS to which the consumer may deliver now."""
+        """Return the NATS subjects to which the consumer may deliver now."""
         ...
 
     def wake(self) -> None:
@@ -66,7 +67,7 @@ class InterestWatch:
         """Consumers that wait for a subscriber, by subject."""
         self._expected_count = 0
         self._lost: set[bytes] = set()
-        """Heads of the subjects that have lost subscribers since the last look began."""
+        """Heads (`_head`) of the subjects that have lost subscribers since the last look began."""
         self._has_all_changed = False
         self._to_examine: deque[Waiting] = deque()
         self._heads = _ALL
@@ -102,7 +103,8 @@ class InterestWatch:
             self._expected_count -= len(waiting)
             for consumer in waiting:
                 consumer.wake()
-        if is_incomplete:  # other consumers may wait, too; most clients of these are gone
+        # Other consumers may also wait for this subject, but most of their clients are gone.
+        if is_incomplete:
             self._expected.clear()
             self._expected_count = 0
             self._has_all_changed = True
@@ -156,7 +158,7 @@ class InterestWatch:
 
 
 def _head(pattern: bytes) -> bytes:
-    """Return a head of all subjects that match a pattern."""
+    """Return the head: a beginning that all subjects which match the pattern share."""
     return pattern.partition(b"*")[0].partition(b">")[0]
 
 

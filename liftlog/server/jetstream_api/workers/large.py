@@ -1,11 +1,11 @@
 """Records that are larger than the `max_payload` of NATS.
 
-Only workers on the pull socket can get them. If such workers use a consumer, these records wait for
-such a worker, and pulls over NATS wait behind these records. If no such worker comes for an ack
-wait, the record counts as delivered, so that the workers over NATS can go on. It then falls due
-again and again like a message that no worker acks: a worker on the pull socket can still get it,
-and after `max_deliver` deliveries it is exhausted. If only clients of NATS use the consumer, the
-records are left out.
+Only workers on the pull socket can get them. If such workers use a consumer, a large record waits
+for one of them, and pulls over NATS wait behind the record. If no worker on the pull socket asks
+for messages within the ack wait, the record counts as delivered, so that the workers over NATS get
+the next records. The record then falls due repeatedly, like a message that no worker acks. A worker
+on the pull socket can still get it, and after `max_deliver` deliveries it is exhausted. If only
+clients of NATS use the consumer, large records are left out.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Waiting(NamedTuple):
 
     def is_late(self) -> bool:
         """Return True if no worker on the pull socket has asked for messages for at least one ack
-        wait; the consumer then continues with its next record. If this time is not over yet, the
-        consumer gets a turn when it is over."""
+        wait. The consumer then continues with its next record. Otherwise schedule a turn of the
+        consumer for the end of this time."""
         waits_ns = self.machine.state.settings.waits_ns
         due_ns = self.local.seen_ns + waits_ns[0]
-        if self.local.is_waiting:  # it takes more when its last answer has left
+        if self.local.is_waiting:  # the worker takes more when its last answer has been sent
             return False
         if due_ns > self.now_ns:
             self.buffer.due_ns = due_ns
@@ -63,9 +63,9 @@ def limit_of(spec: ConsumerSpec, machine: Consumer, max_payload_bytes: int) -> i
 
 
 def most_of(buffer: Buffer, waiting: Waiting) -> int:
-    """Return the maximum number of the next rows that the waiting clients can take. 0 means that
-    the first row waits for a worker on the pull socket, or counts as delivered. A waiting worker on
-    the pull socket gets this row."""
+    """Return the maximum number of the next rows that the waiting clients can take. If the first
+    row is too large for NATS, return 1 if a worker on the pull socket waits for messages. Otherwise
+    return 0: the row waits for such a worker, or counts as delivered."""
     if not waiting.local.is_used:
         buffer.leave_out_large(waiting.limit, waiting.name)
         return sys.maxsize
@@ -85,10 +85,10 @@ def most_of(buffer: Buffer, waiting: Waiting) -> int:
 def again_of(
     order: Sequence[int], rows: dict[int, Row], waiting: Waiting
 ) -> tuple[list[int], dict[int, Row]]:
-    """Return the redeliveries that the waiting clients can take, and their records. Return nothing
-    if the first redelivery must wait for a worker on the pull socket, or counts as made. A waiting
-    worker on the pull socket gets this redelivery. An offset without a record means that the record
-    no longer exists."""
+    """Return the redeliveries that the waiting clients can take, and their records. If the first
+    redelivery is too large for NATS, return it only if a worker on the pull socket waits for
+    messages. Otherwise return nothing: the redelivery waits for such a worker, or counts as made.
+    An offset without a record means that the record no longer exists."""
     limit = waiting.limit
     if not waiting.local.is_used:
         fitting = within_payload([*rows.values()], limit, waiting.name)

@@ -25,12 +25,12 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _LOOK_SECONDS = 0.02
 _MAX_HELD = 1_000
-"""Maximum number of reads of the workers' connection for which the acks and pulls of one stream are
-held."""
+"""Maximum number of reads of the workers' connection whose acks and pulls are held for one
+stream."""
 
 
 class LedStream:
-    """One stream from the beginning of a leadership to its end."""
+    """One stream, from the beginning of a leadership to its end."""
 
     def __init__(self, host: StreamHost, served: ServedConsumers) -> None:
         self.host = host
@@ -85,8 +85,8 @@ class LedStreams:
         return "" if led is None else led.problem
 
     def check(self, host: StreamHost) -> None:
-        """Raise Conflict if a node with a replica of the stream cannot have consumers with acks,
-        because its version is older. Raise NotLeader if another node leads."""
+        """Raise Conflict if another node has a replica of the stream, but has an older version
+        without consumers with acks. Raise NotLeader if another node leads."""
         record = self._led(host).served.leader.record
         nodes = needed_node_of(self._broker).mirror.directory.nodes
         older = [
@@ -136,7 +136,7 @@ class LedStreams:
         return True
 
     def drop_pull(self, stream: str, name: str, reply: bytes) -> None:
-        """Drop the first held pull of a client, which has received an answer. Later pulls with the
+        """Drop the first held pull of a client that has received an answer. Later pulls with the
         same reply subject get separate answers."""
         led = self._by_name.get(stream)
         for arrived in () if led is None else led.held:
@@ -163,7 +163,7 @@ class LedStreams:
 
     async def _open(self, led: LedStream) -> None:
         try:
-            # Before this moment, records that were delivered may be missing here.
+            # Until this moment, this node may not have all records that were delivered.
             while self._broker.catalog.begins_to_lead(led.host.name):  # noqa: ASYNC110  no event
                 await asyncio.sleep(_LOOK_SECONDS)
             if not led.served.is_closed:

@@ -22,8 +22,8 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _LOADED_AT_ONCE = 64
 _MOST_DECODED_BYTES = 64 * 1024
-"""A state above this size, in bytes, is decoded in a thread, because decoding it takes more than 20
-ms."""
+"""Maximum size, in bytes, of a state that is decoded in the event loop. Decoding a larger state
+takes more than 20 ms, so a thread decodes it."""
 
 
 class Loader:
@@ -39,9 +39,10 @@ class Loader:
         """`changes_of` raises LiftlogError if another node leads the stream. `enter` is called with
         each loaded consumer."""
         self.broken: dict[tuple[str, str], tuple[ConsumerKey, str]] = {}
-        """Consumers that could not be loaded, by stream and name, with the reasons."""
+        """The consumers that could not be loaded, by stream and name, and the reasons."""
         self.denied: set[tuple[str, str]] = set()
-        """The consumers in `broken` that can be loaded when the ACL permits it."""
+        """The consumers in `broken` that failed only because of the ACL. They can be loaded when
+        the ACL permits it."""
         self._builder = builder
         self._admission = admission
         self._changes_of = changes_of
@@ -72,7 +73,7 @@ class Loader:
     ) -> None:
         """Load a consumer. If the load fails, the consumer's name remains reserved, because a new
         consumer of this name would replace the stored state. Does nothing if `is_wanted` returns
-        False, because another load may then follow with a newer state."""
+        False: another load with a newer state may then follow."""
         try:
             await self._load(shared, host, name, is_wanted)
             self.broken.pop((host.name, name), None)
@@ -93,8 +94,7 @@ class Loader:
     async def load_denied(
         self, shared: Shared, hosts: Mapping[str, StreamHost], locks: NameLocks
     ) -> None:
-        """Try again to load the consumers in `denied`, whose records the ACL did not permit to
-        read."""
+        """Try again to load the consumers in `denied`, because the ACL may permit it now."""
         denied, self.denied = self.denied, set()
         for stream, name in denied:
             async with locks.hold(stream, name):
@@ -139,6 +139,6 @@ class Loader:
         self._enter(consumer)
         consumer.machine.log_truncated(host.log.log_end_offset)
         consumer.take_over()
-        # The daemon may have stopped after it had stored the settings of an update.
+        # The daemon may have stopped just after it had stored the settings of an update.
         settings = settings_of(spec, host.name)
         consumer.machine.update(settings, shared.clock.now_ns())

@@ -2,9 +2,9 @@
 
 Only the worker that has waited longest has a pull in the state machine. So each worker gets
 consecutive messages, and their record batches are sent unchanged. The answer to a worker contains
-the messages of the first turn that delivers messages to it. After that turn, the next worker gets a
-pull. The messages of an answer are chosen before the answer is composed. An answer is sent when the
-journal has the delta of its turn.
+the messages of one turn, the first turn that delivers messages to it. After that turn, the next
+worker gets a pull. The turn chooses the messages of an answer; the answer is composed later. It is
+sent when the journal has the delta of the turn.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from liftlog.server.vitals.rare_warnings import RareWarnings
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 MAX_WAITING = 512
-"""Maximum number of waiting workers of a consumer."""
+"""Maximum number of workers of one consumer that wait."""
 _MAX_SENDING_BYTES = 16 * 2**20
 """Limit on the number of bytes that are being read for answers, or that wait for the journal. Above
 this limit, a consumer delivers nothing to the socket."""
@@ -60,8 +60,8 @@ _numbers = itertools.count()
 
 
 def is_local(reply: bytes) -> bool:
-    """Return True for the pull of a worker on the pull socket, even if an earlier process received
-    the pull."""
+    """Return True if the pull belongs to a worker on the pull socket. This is also true if an
+    earlier process received the pull."""
     return reply.startswith(_MARK)
 
 
@@ -75,8 +75,8 @@ class Found(Enum):
 
 
 class Piece(NamedTuple):
-    """A piece of the log, its source, and the epoch and the erased records of the log at the time
-    of the read."""
+    """A piece of the log, its source, and the epoch and erased records of the log at the time of
+    the read."""
 
     start: int
     content: pieces.Piece
@@ -99,14 +99,14 @@ class LocalWork:
         self._host = host
         self.is_used = origin.is_local
         """True if the consumer was created on the pull socket, or if workers on the pull socket
-        have used it while this node serves it."""
+        have used it while this node has served it."""
         self.adopt(origin)
         self.wake: Callable[[], None] = lambda: None
         """Function that gives the consumer a turn. The consumer sets `wake` and `cursor`."""
         self.cursor: Cursor
         self.seen_ns = now_ns()
-        """Time, by the clock `now_ns`, at which a worker on the pull socket was last seen. If no
-        worker was seen yet, the time at which this node began to serve the consumer."""
+        """Time, by the clock `now_ns`, of the last request from a worker on the pull socket. Before
+        the first request, it is the time at which this node began to serve the consumer."""
         self._now_ns = now_ns
         self._name = name
         self._services = services
@@ -136,7 +136,7 @@ class LocalWork:
 
     @property
     def most(self) -> int:
-        """The number of messages that the worker with a pull requests; 0 if no worker has a
+        """The number of messages that the worker with the pull requests; 0 if no worker has a
         pull."""
         return self._waiting[0].most if self._reply else 0
 
@@ -180,17 +180,17 @@ class LocalWork:
 
     def rest(self, worker: str, machine: Consumer) -> None:
         """Send answers without messages to the waiting requests of a worker. Later requests of the
-        worker get such answers, too, because a request can arrive later than this call, over
-        another connection."""
+        worker get the same answer, because a request can arrive after this call over another
+        connection."""
         self._resting.append(worker)
         for asked in [one for one in self._waiting if one.worker == worker]:
             self.cancel(asked, machine)
             asked.answer(Delivery(self.identity, (), 0, ()))
 
     def release(self, machine: Consumer) -> None:
-        """Answer all waiting requests without messages, because the consumer may now deliver other
-        subjects, or the ACL has changed. The rights of the workers are checked when they send the
-        next request."""
+        """Send answers without messages to all waiting requests. Called because the consumer may
+        now deliver other subjects, or because the ACL has changed. The rights of the workers are
+        checked when they send the next request."""
         for asked in [*self._waiting]:
             self.cancel(asked, machine)
             asked.answer(Delivery(self.identity, (), 0, ()))
@@ -200,8 +200,8 @@ class LocalWork:
             raise self._end
 
     def confirm(self, told: Told) -> None:
-        """Call `told` when the changes of the present turn are synced. Raises the reason why the
-        consumer has ended."""
+        """Call `told` when the changes of the present turn are synced. Raises the error that states
+        why the consumer has ended."""
         self._check_open()
         self.seen_ns = self._now_ns()
         self._told.append(told)
@@ -228,8 +228,8 @@ class LocalWork:
             machine.pull(request, self.cursor.left, now_ns)
 
     def takes_next(self, machine: Consumer) -> bool:
-        """Let the worker that has a pull get the next message, because this message is too large
-        for NATS. Returns False if no worker has a pull."""
+        """Let the worker that has a pull get the next message, which is too large for NATS. Returns
+        False if no worker has a pull."""
         if self._reply not in machine.waiting:
             self._warnings.warn(
                 "jetstream-consumer-waits name=%s reason=%s", self._name, _TOO_LARGE
@@ -273,7 +273,8 @@ class LocalWork:
         cursor.move(machine.state.next_offset)
         cursor.left = max(cursor.left - count, 0)
         if machine.state.sequence > before:
-            machine.drop_pulls([self._reply])  # the request ends with its first messages
+            # The request ends when it has received its first messages.
+            machine.drop_pulls([self._reply])
         else:
             self.wake()
         return Found.DELIVERED
@@ -338,7 +339,7 @@ class LocalWork:
         bodies = self._stored_bodies(runs)
         delivery = Delivery(self.identity, runs, pending, bodies or ())
         if bodies is None:
-            self._count_sending(asked.max_bytes)  # until their size is known
+            self._count_sending(asked.max_bytes)  # these bytes count until their real size is known
             self._services.spawn(self._gather_and_send(asked, delivery, position))
             return
         self._send_written(asked, delivery, position)
@@ -358,7 +359,7 @@ class LocalWork:
         wanted = [at for first, count, _ in runs for at in range(first, first + count)]
         try:
             steps, gathered = pieces.gather(self._host.log, wanted), None
-            while gathered is None:  # others use the thread between two steps
+            while gathered is None:  # between two steps, other work can use the thread
                 gathered = await asyncio.wrap_future(threads.submit(_next_step, steps))
             bodies, found = gathered
         except LiftlogError as error:
@@ -402,7 +403,7 @@ class LocalWork:
 
 
 def _next_step(steps: Generator[None, None, pieces.Gathered]) -> pieces.Gathered | None:
-    """Return the result after the last step; None after any other step."""
+    """Return the result after the last step. Return None after each earlier step."""
     try:
         next(steps)
     except StopIteration as end:
@@ -412,7 +413,8 @@ def _next_step(steps: Generator[None, None, pieces.Gathered]) -> pieces.Gathered
 
 
 def runs_of(offsets: np.ndarray, counts: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return runs of consecutive offsets with equal counts, in this order."""
+    """Return the runs of offsets. In a run, the offsets are consecutive and have equal counts. The
+    order is kept."""
     if not len(offsets):
         return []
     is_break = (offsets[1:] - offsets[:-1] != 1) | (counts[1:] != counts[:-1])

@@ -17,10 +17,10 @@ _MOST_BYTES = 1024 * 1024
 _MOST_WAITING_BYTES = 4 * _MOST_BYTES
 _RETRY_SECONDS = 0.2
 _SPARE_BYTES = 64 * 1024
-"""Space above the limit for a turn that began below the limit. The deliveries of such a turn
-already count, so they must not be dropped if a heartbeat of the same turn exceeds the limit."""
+"""Additional space for a turn that began below the limit. The deliveries of such a turn are already
+counted. They must not be dropped if a heartbeat of the same turn exceeds the limit."""
 _ENTRY_BYTES = 128
-"""Memory of an entry beside its commands."""
+"""Memory, in bytes, that an entry uses in addition to its commands."""
 
 Offer = Callable[[bytes], bool]
 """Function that sends NATS commands at once. If the commands have to wait, the function sends
@@ -33,7 +33,8 @@ _Commands = tuple[int, bytes, object]
 
 
 class _Queue:
-    """`reached` returns the position in the journal up to which commands may leave."""
+    """Commands in the order of their positions. `reached` returns the position in the journal up to
+    which commands may leave."""
 
     def __init__(self, reached: Callable[[], int], offer: Offer, send: Send) -> None:
         self._reached = reached
@@ -57,7 +58,7 @@ class _Queue:
 
     @property
     def is_due(self) -> bool:
-        """True if commands could leave now."""
+        """True if commands may be sent now."""
         waiting = self._waiting
         return bool(waiting) and self._sending is None and waiting[0][0] <= self._reached()
 
@@ -146,12 +147,12 @@ class Outbox:
         `source` drops them."""
         most = _MOST_WAITING_BYTES + _SPARE_BYTES
         if self._deliveries.size_bytes > most and self._journal.problem is not None:
-            return  # otherwise heartbeats would fill the memory until the disk is repaired
+            return  # without a limit, heartbeats would fill the memory until the disk is repaired
         self._deliveries.put(position, commands, source)
         self._schedule(self._deliveries)
 
     def after_synced(self, position: int, commands: bytes, source: object = None) -> None:
-        """Send answers when the changes up to a position are synced; otherwise like
+        """Send answers when the changes up to a position are synced. Apart from that, like
         `after_written`."""
         self._answers.put(position, commands, source)
         if not self._answers.is_due:
@@ -159,8 +160,8 @@ class Outbox:
         self._schedule(self._answers)
 
     def _schedule(self, queue: _Queue) -> None:
-        """Schedule the sending of commands that are already due, because the journal makes no
-        further progress that would send them."""
+        """Schedule the sending of commands that are already due. The journal may make no further
+        progress that would send them."""
         if queue.is_due and not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._scheduled)

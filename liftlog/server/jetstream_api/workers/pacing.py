@@ -10,7 +10,7 @@ from liftlog.server.jetstream_api.consumers.rows import Row
 _BURST_NS = 100_000_000
 _NS = 1_000_000_000
 _SHORT_NS = 1_000_000
-"""As in JetStream, intervals of at most this length (in ns) cause no pause."""
+"""As in JetStream, intervals of at most this length (ns) cause no pause."""
 
 
 class ByteRate:

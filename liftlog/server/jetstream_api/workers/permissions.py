@@ -47,7 +47,7 @@ class NatsRights:
         try:
             found = self._table.find(stream, name)
         except JetStreamError:
-            return True  # the consumer could not be loaded, and accepts nothing
+            return True  # the consumer could not be loaded, so it accepts no acks or pulls
         if found is None or not found.local.origin.is_local:
             return True
         try:

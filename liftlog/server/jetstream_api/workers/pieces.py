@@ -26,8 +26,8 @@ from liftlog.server.reading.tailing import read_from_memory
 PIECE_BYTES = 1 * MIB
 _BATCH_RECORDS = 4096
 _WASTE = 2
-"""Batches are sent unchanged if they have at most this multiple of the wanted records, or if they
-are short."""
+"""Batches are sent unchanged if they are short, or if they contain at most this many times the
+number of wanted records."""
 _SHORT_BYTES = 16 * KIB
 MOST_CUTS = 128
 """Maximum number of batches that one cut makes."""
@@ -43,7 +43,8 @@ class Placed(NamedTuple):
 
 
 class Piece:
-    """Consecutive batches of a log. Raises CorruptBatch if the bytes are not such batches."""
+    """Consecutive batches of a log. The constructor raises CorruptBatch if the bytes are not such
+    batches."""
 
     def __init__(self, body: bytes, first_offset: int, next_offset: int) -> None:
         self.first_offset = first_offset
@@ -114,8 +115,8 @@ class Piece:
 
     def records(self, start: int, most: int) -> Records:
         """Return at most `most` records from `start` on. Their sizes are unknown, so each has the
-        size 1. Their timestamps are only bounds: the first record gets the lowest timestamp of all
-        records, and all other records get the highest."""
+        size 1. Their timestamps are only bounds: the first record has the lowest timestamp of all
+        records, and all other records have the highest."""
         at = int(self.offsets.searchsorted(start))
         offsets = self.offsets[at : at + most]
         return Records(offsets, np.ones(len(offsets), np.int64), self._stamps_of(offsets))
@@ -139,7 +140,7 @@ class Piece:
 
     def bodies(self, first: int, last: int, count: int) -> tuple[memoryview, ...] | None:
         """Return the batches with the `count` records from `first` to `last`. Returns None if these
-        batches have too many other records."""
+        batches contain too many other records."""
         some = self._with(first, last)
         position = some[0].position
         body = self._view[position : some[-1].position + some[-1].header.length]
@@ -161,7 +162,7 @@ def _placed(body: bytes) -> Iterator[Placed]:
 
 def read_now(log: Log, offset: int, max_bytes: int) -> Piece | None:
     """Return the batches from `offset` on if they are in the page cache and have no erased records.
-    Returns None if the caller has to use `read`, which also reports problems."""
+    Otherwise return None. The caller then uses `read`, which also reports problems."""
     if cuts_at(log.view, log.environment, offset):
         return None
     try:
@@ -178,9 +179,9 @@ def read_now(log: Log, offset: int, max_bytes: int) -> Piece | None:
 
 
 def read(log: Log, offset: int, max_bytes: int, most: int) -> Piece | None:
-    """Like `read_now`, but waits for the disk, and cuts batches that are too large for workers that
-    get `most` records; the piece may then begin at `offset`. Returns None if there is no record, or
-    if the records are damaged."""
+    """Return a piece like `read_now`, but wait for the disk. Batches that are too large for workers
+    that get `most` records are cut; the piece may then begin at `offset`. Returns None if there is
+    no record, or if the records are damaged."""
     try:
         found = log.read(offset, max_bytes)
         if found is None:

@@ -1,5 +1,5 @@
-"""Back pressure: stops reading acks and pulls while too many earlier acks and pulls are
-unprocessed, and pauses after each part of a read while publishers wait."""
+"""Back pressure on the connection for acks and pulls. Reading stops while too many earlier acks and
+pulls are unprocessed. While publishers wait, reading pauses after each part of a read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 _LOOK_SECONDS = 0.005
 _RELIEVED = 0.5
 _SHORT_SECONDS = 0.002
-"""There is no pause after acks and pulls that took at most this time (in seconds)."""
+"""Acks and pulls that took at most this time (in seconds) cause no pause."""
 _ACTIVE_SECONDS = 1.0
 """Publishers count as active for this time, in seconds, after a message."""
 
@@ -51,7 +51,7 @@ class Pressure:
 
     def read_ended(self, spent_seconds: float) -> None:
         """Stop reading if the buffers are full. While publishers are active, also pause for as long
-        as the acks and pulls of this turn have taken, because acks of publishers need several turns
+        as the acks and pulls of this turn took, because the acks to publishers need several turns
         of the event loop."""
         if self._relieving is not None:
             return
@@ -87,4 +87,4 @@ class Pressure:
             relieving.cancel()
             await asyncio.gather(relieving, return_exceptions=True)
             self._relieving = None
-            self._link.release()  # a task that was cancelled before it began did not do this
+            self._link.release()  # a task that was cancelled before it began did not resume reading

@@ -26,8 +26,8 @@ class WorkerPull(NamedTuple):
     """The subject on which the client awaits messages and the status. The subject is not checked
     yet: a client can name any subject."""
     request: Pull | BadPull
-    """The parsed pull. A BadPull has the words of the status for the client, if the consumer
-    exists."""
+    """The parsed pull. If it is a BadPull, its words are the status for the client. The status is
+    sent only if the consumer exists."""
 
 
 class PullParser:

@@ -22,8 +22,8 @@ _AGAIN_SECONDS = 1.0
 async def cursor_for(
     builder: Builder, consumer: AckedConsumer, spec: ConsumerSpec
 ) -> tuple[Cursor, Policy | None]:
-    """Return a cursor at the position of a consumer, with the filters of `spec` and the present
-    rights. Also return the policy that gives these rights. Raises LiftlogError."""
+    """Return a cursor at the position of a consumer, and the policy that gives the cursor's rights.
+    The cursor has the filters of `spec` and the present rights. Raises LiftlogError."""
     cursor, policy = builder.cursor(spec, consumer.host, is_local=consumer.local.origin.is_local)
     offset = consumer.machine.state.next_offset
     try:

@@ -66,14 +66,15 @@ async def begin_again(
     hosts: Mapping[str, StreamHost],
 ) -> None:
     """Let a consumer begin again at the position of `cursor`, with no message pending or delivered.
-    With another `origin`, acks of earlier deliveries to workers on the pull socket are refused.
-    `hosts` are the streams that exist. Durable on return. Raises LiftlogError, JetStreamError;
-    after an error nothing has changed, and `cursor` is closed."""
+    If `origin` is new, acks of earlier deliveries to workers on the pull socket are refused.
+    `hosts` contains the streams that exist. Durable on return. Raises LiftlogError or
+    JetStreamError. An error changes nothing, and closes `cursor`."""
     state = ConsumerState(consumer.machine.state.settings, cursor.next_offset)
     version = consumer.version._replace(number=consumer.version.number + 1)
     settings = encode_settings(spec, origin, cursor.chosen_end)
     change = Change.snapshot(consumer.key, version, settings, encode_snapshot(state), settles=True)
-    consumer.is_held = True  # otherwise a delta of the old state would follow the new state
+    # Without this, a delta of the old state would follow the new state in the journal.
+    consumer.is_held = True
     try:
         _check_there(consumer, hosts)
         try:
@@ -82,7 +83,7 @@ async def begin_again(
         except BaseException:
             if hosts.get(consumer.host.name) is not consumer.host:
                 consumer.changes.write(Change.deleted(consumer.key))
-            elif not consumer.is_closed:  # else the daemon stops, and one of the states is stored
+            elif not consumer.is_closed:  # if closed, the daemon stops, and one state is stored
                 consumer.changes.write(consumer.snapshot())
             raise
         consumer.spec, consumer.version = spec, version

@@ -90,8 +90,8 @@ class Rounds:
             self._schedule()
 
     def ready_later(self, member: Member) -> None:
-        """Give the consumer a turn within some milliseconds. Until then, the work of further calls
-        and of `ready` is done in the same turn."""
+        """Give the consumer a turn within some milliseconds. If `ready` is called in the meantime,
+        one turn does the work of all calls."""
         self._later[member] = None
         if self._later_alarm is None:
             loop = asyncio.get_running_loop()
@@ -174,7 +174,7 @@ class Rounds:
         now = self._clock.now_ns()
         while self._timers and self._timers[0][0] <= now:
             due, _, member = heapq.heappop(self._timers)
-            if member.timer_ns == due:  # otherwise there is a newer entry
+            if member.timer_ns == due:  # otherwise the heap has a newer entry
                 member.timer_ns = None
                 self.ready(member)
         self._set_alarm()

@@ -18,7 +18,7 @@ from liftlog.server.jetstream_api.workers.advisories import MOST_PER_SECOND, Adv
 
 
 class Sampled(Protocol):
-    """A consumer."""
+    """The part of a consumer that sampling needs."""
 
     spec: ConsumerSpec
     host: StreamHost

@@ -34,7 +34,7 @@ journal can be written, the second limit while it cannot be written."""
 
 @dataclass(slots=True)
 class Shared:
-    """The objects that all consumers of a daemon share. The function fields are called with a
+    """The objects that all consumers of a daemon share. Each function among them is called with a
     consumer."""
 
     services: PullServices
@@ -49,8 +49,7 @@ class Shared:
     on_inactive: Callable[[Any], None]
     on_failure: Callable[[Any], None]
     on_policy: Callable[[Any], None]
-    """Function that is called in each turn of a consumer whose cursor was opened under an earlier
-    ACL policy."""
+    """Called in each turn of a consumer whose cursor was opened under an earlier ACL policy."""
     changes: LocalChanges
     """Passes changes to the journal, on a daemon without a cluster."""
     pending: int = 0
@@ -74,7 +73,7 @@ class Shared:
         )
 
     async def until_written(self) -> None:
-        """Wait a short time until the last statuses are sent and the last changes are written."""
+        """Wait a short time for the last statuses to be sent and the last changes to be written."""
         try:
             async with asyncio.timeout(1.0):
                 await self.journal.synced(self.journal.write([]))
@@ -84,7 +83,7 @@ class Shared:
 
 
 class Tally:
-    """The part of one consumer in the counts of `Shared`, and its place among the consumers."""
+    """One consumer's part in the counts of `Shared`, and its place among the consumers."""
 
     def __init__(self, shared: Shared, place: Place) -> None:
         self._shared = shared

@@ -112,7 +112,7 @@ class SocketDoor:
             try:
                 made = await self._table.create(spec, host, party.encode(), is_local=True)
             except JetStreamError as error:
-                found = self._there(stream, consumer)  # made at the same time
+                found = self._there(stream, consumer)  # another client has just created it
                 if found is None:
                     raise _typed(error) from None
             else:
@@ -215,8 +215,8 @@ class SocketDoor:
 
 def check_covered(alternatives: Sequence[Readable], readable: Readable, consumer: str) -> None:
     """Check that a client may read all records that a consumer delivers. Each set in `alternatives`
-    contains the subjects of all these records, so it is sufficient if the client may read one of
-    the sets. None stands for all subjects. Raises Forbidden."""
+    contains the subjects of all these records, so the right to read one of the sets is sufficient.
+    None stands for all subjects. Raises Forbidden."""
     if readable is None:
         return
     for subjects in alternatives:
@@ -250,9 +250,9 @@ async def described(consumer: AckedConsumer) -> ConsumerInfo:
 
 
 def columns_of(runs: Sequence[Run], first: int, end: int) -> tuple[Ints, Ints]:
-    """Return the offsets of the runs from `first` on and below `end`, and their delivery counts.
-    Messages below the ack floor are done, and messages from `end` on were never delivered. Acks for
-    such messages have no effect, so they are left out to save time."""
+    """Return the offsets of the runs at or above `first` and below `end`, and their delivery
+    counts. Messages below the ack floor are done, and messages at or above `end` were never
+    delivered. Acks for such messages have no effect, so they are left out to save time."""
     if len(runs) == 1:
         begin, size, count = runs[0]
         offsets = np.arange(max(begin, first), max(min(begin + size, end), first), dtype=np.int64)
@@ -267,7 +267,7 @@ def columns_of(runs: Sequence[Run], first: int, end: int) -> tuple[Ints, Ints]:
 
 
 def _merged(old: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with changes; None removes a setting."""
+    """Return a configuration with changes. A change to None removes a setting."""
     merged = {**old, **changes}
     if "filter_subject" in changes or "filter_subjects" in changes:
         for key in ("filter_subject", "filter_subjects"):
@@ -311,7 +311,7 @@ def _parsed(config: Mapping[str, Any], name: str) -> ConsumerSpec:
 
 
 def _typed(error: JetStreamError) -> LiftlogError:
-    """Return the error of the pull protocol with the closest meaning."""
+    """Return the error of the pull protocol whose meaning is closest."""
     if error.code >= 500 and error.err_code != 10012:
         return NotReady(error.description)
     if error.code == _NOT_FOUND:

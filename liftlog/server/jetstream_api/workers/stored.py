@@ -30,8 +30,8 @@ class Loaded(NamedTuple):
     version: StateVersion
     origin: Origin
     chosen_end: int
-    """Below this offset, the consumer delivers only the records that its deliver policy has chosen;
-    0 if it delivers all records."""
+    """Below this offset, the consumer delivers only the records that its deliver policy has chosen.
+    0 if the policy has chosen no records."""
 
 
 class HasOrigin(Protocol):
@@ -80,7 +80,7 @@ def load(stored: StoredConsumer, name: str) -> Loaded:
 async def store_new(
     changes: StreamChanges, consumer: Storable, is_wanted: Callable[[], bool]
 ) -> None:
-    """Store a new consumer. Durable on return. Raises LiftlogError, and JetStreamError if
+    """Store a new consumer. Durable on return. Raises LiftlogError. Raises JetStreamError if
     `is_wanted` returns False because the stream was deleted. After an error or a cancellation the
     consumer is stopped and is not stored."""
     try:
@@ -96,8 +96,8 @@ async def store_new(
 async def store_settings(
     changes: StreamChanges, consumer: Storable, spec: ConsumerSpec, cursor: Cursor | None
 ) -> None:
-    """Store new settings, before they take effect. Durable on return. `cursor` is the new cursor,
-    or None if the present cursor stays. Raises LiftlogError, and JetStreamError if the consumer is
+    """Store new settings before they take effect. Durable on return. `cursor` is the new cursor, or
+    None if the present cursor stays. Raises LiftlogError. Raises JetStreamError if the consumer is
     deleted during the call. After an error the old settings stay."""
     key, old = consumer.key, consumer.stored_settings()
     chosen_end = (cursor or consumer.local.cursor).chosen_end

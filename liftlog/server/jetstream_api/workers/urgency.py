@@ -1,6 +1,6 @@
 """Decides which acks can wait for a moment, and which pulls are answered before the acks that came
-with them. Both decisions shorten the wait of a client that acks all messages of a batch and then
-pulls the next one."""
+with them. Some clients ack all messages of a batch and then pull the next batch. Both decisions
+shorten the wait of such clients."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ConsumerUrgency:
         self._room = room
 
     def can_wait(self, stream: str, consumer: bytes) -> bool:
-        """Return True if acks of this consumer can wait for a moment: acks make room for messages,
-        but no client waits for messages."""
+        """Return True if acks of this consumer can wait for a moment: no client waits for the
+        messages for which these acks make room."""
         found = self._consumers_of(stream).get(consumer.decode("utf-8", "replace"))
         return (
             found is not None
@@ -45,9 +45,9 @@ class ConsumerUrgency:
         )
 
     def precedes(self, stream: str, pull: WorkerPull, acks: int) -> bool:
-        """Return True if a pull can be answered before a number of acks that came with it: the
-        answer does not depend on the acks, and the client probably has no more work. Otherwise the
-        acks come first, since a turn for both takes less processor time."""
+        """Return True if a pull can be answered before a number of acks that came with it. In this
+        case the answer does not depend on the acks, and the client probably has no more work.
+        Otherwise the acks come first, because one turn for both takes less processor time."""
         consumer, request = self._consumers_of(stream).get(pull.consumer), pull.request
         if consumer is None or consumer.is_closed or isinstance(request, BadPull):
             return False

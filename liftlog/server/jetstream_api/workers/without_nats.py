@@ -38,8 +38,7 @@ class NoLeaf(LeafLink):
         return False
 
     async def send(self, commands: bytes) -> None:
-        """Drop messages and statuses. Such messages and statuses answer pulls from before the
-        restart of the daemon."""
+        """Drop messages and statuses. They answer pulls from before the restart of the daemon."""
 
     async def wait_connected(self) -> None:
         raise JetStreamError(

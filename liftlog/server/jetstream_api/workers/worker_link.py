@@ -7,19 +7,24 @@ for all consumers of the stream:
     $JS.ACK.<stream>.>                          acks
     $JS.API.CONSUMER.MSG.NEXT.<stream>.*        pulls
 
-Acks and pulls that arrive while there is no connection are lost. No message is lost in this way: a
-message without an ack is delivered again, and clients repeat pulls.
+Acks and pulls are lost if they arrive while there is no connection. No message is lost: a message
+without an ack is delivered again, and clients repeat pulls.
 
-One read can bring thousands of acks and pulls. These acks and pulls are parsed and passed on in
-parts, for a short time in each turn of the event loop. While parts remain, the connection is not
-read. So the acks of publishers do not wait until a flood of workers' messages is processed.
+One read can bring thousands of acks and pulls. They are parsed and passed on in parts, for a short
+time in each turn of the event loop. While parts remain, the connection is not read. So publishers
+do not wait for their acks until a flood of workers' messages is processed.
 
-The acks of a client often arrive in several reads, and the client's next pull in the last of these
-reads. Acks that no client waits for are kept for a few milliseconds, and parsed together with the
-later acks. If a pull of the same read can be answered before the acks, it is passed on alone,
-and the acks follow in the next turn of the event loop. Acks that no client waits for cause no turn
-of their consumer for some milliseconds (`Rounds.ready_later`), because the turn of the client's
-next pull is usually earlier. So a client that pulls and acks all the time costs one turn per pull.
+The acks of a client often arrive in several reads, and the client's next pull arrives in the last
+of these reads. This module processes them with few turns:
+
+- Acks that no client waits for are kept for a few milliseconds, and parsed together with later
+  acks.
+- If a pull can be answered before the acks of the same read, it is passed on alone. The acks follow
+  in the next turn of the event loop.
+- Acks that no client waits for cause no turn of their consumer for some milliseconds
+  (`Rounds.ready_later`), because the client's next pull usually causes a turn earlier.
+
+So a client that pulls and acks all the time costs one turn per pull.
 """
 
 from __future__ import annotations
@@ -50,8 +55,8 @@ from liftlog.settings import NatsSettings
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _TURN_SECONDS = 0.002
-"""Time limit, in seconds, in each turn of the event loop. After it, the remaining parts wait for
-the next turn."""
+"""Time limit, in seconds, in each turn of the event loop. When it is reached, the remaining parts
+wait for the next turn."""
 _MOST_ACKS, _MOST_PULLS = 512, 64
 """Maximum numbers of acks and pulls in one part."""
 _RETRY_SECONDS = 0.02
@@ -91,18 +96,18 @@ class WorkerCounters:
     not_parsed: int = 0
     """Messages on these subjects that are neither acks nor pulls."""
     gaps: int = 0
-    """Number of times that acks and pulls of a stream may have been missed."""
+    """Number of times that acks and pulls of a stream may have been lost."""
 
 
 @dataclass(slots=True, eq=False)
 class _Led:
-    """A stream that this node leads, and the acks and pulls for it in the present read."""
+    """A stream that this node leads, with its acks and pulls in the present read."""
 
     stream: str
     ack_parser: AckParser
     pull_parser: PullParser
     subscribed_at: float
-    """Monotonic time before which nothing for the stream can have arrived."""
+    """Monotonic time of the subscription. Nothing for the stream can have arrived earlier."""
     subscriptions: list[LinkSubscription] = field(default_factory=list)
     acks: list[MessageRun] = field(default_factory=list)
     pulls: list[MessageRun] = field(default_factory=list)
@@ -165,10 +170,10 @@ class WorkerLink:
         connection is not read."""
         self._next: asyncio.Handle | None = None
         self._waits: asyncio.TimerHandle | None = None
-        """The timer that ends the wait of the oldest acks that wait for later acks."""
+        """The timer that ends the wait of the oldest acks. These acks wait for later acks."""
         self.urgency: Urgency | None = None
-        """If the value is None, no acks wait, and all acks precede the pulls that came with
-        them."""
+        """Decides which acks wait. If it is None, no acks wait, and all acks precede the pulls that
+        came with them."""
         self._is_held = False
         self._leaving: set[asyncio.Future[bool]] = set()
         self._is_open = asyncio.Event()
@@ -243,8 +248,8 @@ class WorkerLink:
                 raise found
 
     async def wait_confirmed(self, streams: Iterable[str], seconds: float) -> None:
-        """Wait, a few seconds at most, until NATS has confirmed or refused the subscriptions for
-        these streams."""
+        """Wait, for a few seconds at most, until NATS has confirmed or refused the subscriptions
+        for these streams."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await asyncio.gather(*[self._until_confirmed(one) for one in streams])
@@ -261,9 +266,9 @@ class WorkerLink:
                 return
 
     def leave(self, stream: str) -> None:
-        """Unsubscribe. Drops the acks and pulls of the stream that were not yet passed on, and acks
-        and pulls that arrive until NATS has confirmed the end of the subscriptions. `left` waits
-        for this confirmation."""
+        """Unsubscribe. Drops the acks and pulls of the stream that were not passed on yet. Also
+        drops acks and pulls that arrive until NATS has confirmed the end of the subscriptions.
+        `left` waits for this confirmation."""
         led = self._led.pop(stream, None)
         self._arrived.pop(stream, None)
         self._parts = deque([part for part in self._parts if part.led is not led])
@@ -290,8 +295,8 @@ class WorkerLink:
     # --- reading ---
 
     def hold(self) -> None:
-        """Stop reading, and pass nothing on, until `release`. During this time NATS buffers
-        arriving data, but it disconnects a client that does not read for some seconds."""
+        """Stop reading, and pass nothing on, until `release`. NATS buffers data during this time,
+        but it disconnects a client that does not read for some seconds."""
         self._is_held = True
         self._is_open.clear()
 
@@ -300,8 +305,8 @@ class WorkerLink:
         self._go_on_soon()
 
     def finish(self) -> None:
-        """Pass on all acks and pulls that have arrived, at once, because the consumers are about to
-        end. Nothing is read afterwards."""
+        """Pass on all acks and pulls that have arrived, in this call, because the consumers are
+        about to end. Nothing is read afterwards."""
         self.hold()
         self.pass_on()
         while self._parts:
@@ -345,8 +350,8 @@ class WorkerLink:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin to pass on all that has arrived. Some acks may then wait again, but not longer than
-        until the time of `_waits`."""
+        """Begin to pass on all that has arrived. Some acks may then wait again, until the time of
+        `_waits` at the latest."""
         if not self._arrived:
             return
         arrived, self._arrived = self._arrived, {}
@@ -372,8 +377,8 @@ class WorkerLink:
         self._go_on_soon()
 
     def _go_on_soon(self) -> None:
-        """Pass on the remaining parts in the next turn of the loop, or read on if there are no
-        remaining parts."""
+        """Pass on the remaining parts in the next turn of the loop. If there are none, continue to
+        read."""
         if self._is_held:
             return
         if not self._parts:
@@ -384,9 +389,9 @@ class WorkerLink:
             self._next = asyncio.get_running_loop().call_soon(self._go_on)
 
     def _pass_on(self, part: _Part) -> bool:
-        """Pass on a part. Returns False if its acks still wait, because its pull was passed on
-        first. The acks should wait for the next turn of the loop, so that the answer to the pull is
-        sent before."""
+        """Pass on a part. Returns False if its pull was passed on first and its acks still wait.
+        These acks should wait for the next turn of the loop, so that the answer to the pull is sent
+        before them."""
         led, acks, pulls, answers = part.led, list[WorkerAcks](), list[WorkerPull](), list[bytes]()
         found, dropped = list[WorkerPull](), 0
         if part.pulls is not None:
@@ -427,7 +432,7 @@ class WorkerLink:
 
 
 def _joined(runs: list[MessageRun]) -> MessageRun:
-    """Return all messages of some runs, without the headers, which acks do not use."""
+    """Return all messages of some runs without their headers, because acks do not use headers."""
     if len(runs) == 1:
         return runs[0]
     each = [(run.subjects, run.replies, run.payloads) for run in runs]
