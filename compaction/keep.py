@@ -1,8 +1,8 @@
 """Decides which records of a compacted stream stay. No other code decides this.
 
 A record stays if it has no key, or if the map contains no newer record with its key. A tombstone
-stays like any other record until its retention time has passed; the plan's `drop_tombstones` has
-the sources for which it has passed.
+stays like any other record until its retention time has passed. `drop_tombstones` of the plan names
+the sources whose tombstones have passed this time.
 """
 
 from __future__ import annotations

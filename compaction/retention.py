@@ -125,9 +125,9 @@ def decide(
         start = _start_by_bytes(segments, policy.max_bytes, log_start_offset)
         move(start, f"max_bytes: more than {policy.max_bytes} bytes")
     if policy.max_age_ns is not None:
-        # This limit comes last and begins where the other limits ended. These may have passed a new
-        # segment with older ones after it, and one decision must find everything that can be
-        # deleted.
+        # This limit is applied last, and begins at the log start that the other limits have found.
+        # This log start may be past a segment that is too new, and older segments may follow it.
+        # One decision must find everything that can be deleted.
         start = _start_by_age(segments, newest_ns, now_ns - policy.max_age_ns, new_start)
         if start > new_start:
             move(start, f"max_age: older than {policy.max_age_ns / 1e9:g} s")
@@ -177,21 +177,22 @@ def _start_by_messages(
 ) -> int:
     missing = max_messages
     for segment in reversed(segments):
-        # At most this many records lie at or past the end. If too few of the others are counted,
-        # retention keeps too much rather than too little.
+        # At most this many records of the segment lie at or past the log end. So `count` is not too
+        # high. If it is too low, retention keeps too much rather than too little.
         count = max(0, segment.record_count - max(0, segment.next_offset - log_end))
         if count <= missing:
             missing -= count
             continue
-        # The start is right past the newest dropped record, not at the oldest remaining one,
-        # because a reader in the hole between them has lost nothing.
+        # The new log start directly follows the newest dropped record. It is not the offset of the
+        # oldest remaining record, because a reader in the hole between the two has lost nothing.
         if not missing:
             return segment.next_offset
-        gone = count - missing  # number of its oldest records to drop
+        gone = count - missing  # number of the segment's oldest records to drop
         has_holes = segment.record_count < segment.next_offset - segment.base_offset
         if has_holes and offset_of_record is not None:
             return offset_of_record(segment, gone - 1) + 1
-        # Exact without holes. With holes, fewer records lie below, so too many are never dropped.
+        # Without holes this offset is exact. With holes, fewer than `gone` records lie below it, so
+        # retention never drops too many.
         return segment.base_offset + gone
     return segments[0].base_offset if segments else 0
 

@@ -25,8 +25,8 @@ EMPTY = 0
 def begin(epoch: int, version: int) -> int:
     """Return the version with which a leader of `epoch` begins if it has stored `version`.
 
-    Another replica may have a different state that the former leader sent only to this replica. In
-    the new epoch all followers get the state of this leader.
+    Another replica may have a different state, which the former leader sent only to that replica.
+    In the new epoch all followers get the state of this leader.
     """
     if version == EMPTY or version >> _CHANGES_BITS == epoch:
         return version
@@ -37,8 +37,9 @@ def is_outdated(epoch: int, stored: int, told: int | None) -> bool:
     """Return True if an answer from the leader of `epoch` is outdated: its side version `told` is
     lower than `stored`, a version of the same epoch that the follower has already stored.
 
-    If `stored` is from another epoch, no answer is outdated: the follower replaces a state that
-    only it received from a former leader with the state of this leader.
+    If `stored` is from another epoch, no answer is outdated. A former leader may have sent that
+    state only to this follower. In this case the follower replaces the state by the state of this
+    leader.
     """
     return told is not None and stored >> _CHANGES_BITS == epoch and told < stored
 

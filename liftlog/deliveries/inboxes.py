@@ -2,9 +2,9 @@
 
 A client that consumes continuously counts the messages that it has requested. It pulls again when
 this number falls below a threshold, or when it misses two heartbeats, which takes 30 s by default.
-A pull that the former leader has never read, a status that NATS could not deliver, and a message
-that was lost with the leader stay in the client's number. If they make up most of the number, the
-client gets no messages, and does not pull.
+This number can contain requests that are lost: in a pull that the former leader has never read, in
+a status that NATS could not deliver, or with a message that was lost with the leader. If most of
+the number is lost, the client gets no messages, and does not pull.
 
 So the state contains the inboxes of such clients. After a takeover, an inbox that brings no pull
 and whose client seems to be idle gets a status that ends all messages that the client may still
@@ -159,7 +159,7 @@ class SilentInboxes:
         return statuses
 
     def due_ns(self) -> int | None:
-        """Return the time of the next status, as far as the last call of `end` could tell."""
+        """Return the time of the next status, as computed by the last call of `end`."""
         return self._due_ns if self._silent else None
 
 

@@ -149,9 +149,10 @@ class ActiveSegment:
         position, count = segment.size_bytes, segment.record_count
         newest = segment.max_timestamp_ns
         next_offset = batches[-1].next_offset
-        # The offset changes before the record count. A thread that decides on retention meanwhile
-        # subtracts the records past the high watermark. With this order it counts too few records
-        # rather than too many, and so keeps too much rather than too little.
+        # The offset changes before the record count. A thread may decide on retention between the
+        # two changes, and subtract the records past the high watermark from the count. In this
+        # order it gets a count that is too low rather than too high, so retention keeps too much
+        # rather than too little.
         segment.next_offset = next_offset
         add = self.index.maybe_add
         for data, base_offset, _, records, _, stamp in batches:
@@ -173,8 +174,9 @@ class ActiveSegment:
         try:
             self._cut_leftovers()
         except OSError as error:
-            # The next append retries the truncation before it writes. Otherwise the rest of this
-            # commit group could follow a shorter group and look like its continuation.
+            # The next append retries the truncation before it writes. Without the truncation, the
+            # bytes of this commit group would stay in the file. After a shorter group, recovery
+            # could take them for a part of that group.
             logger.warning(
                 "append-rollback-failed stream=%s position=%d error=%s",
                 self.file.path.parent.name,

@@ -177,8 +177,8 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
 
 
 class SharedSync:
-    """A sync that several threads share: each call returns after a sync that began after the call,
-    and the threads that wait during one sync share the next."""
+    """A sync that several threads share. Each call waits for a sync that begins after the call. All
+    threads that call during one sync share the next sync."""
 
     def __init__(self, sync: Callable[[], None]) -> None:
         """`sync` may raise OSError."""
@@ -188,8 +188,8 @@ class SharedSync:
         self._next = _SyncRound()
 
     def __call__(self) -> None:
-        """Sync. Raises OSError, in each thread that shares a sync that fails: a repeated sync could
-        succeed although the data were dropped."""
+        """Sync. If the sync fails, each thread that shares it raises OSError. It does not retry: a
+        repeated sync could succeed although the data were dropped."""
         with self._turn:
             own = self._next
             while self._runs and not own.is_over:

@@ -108,9 +108,8 @@ class Log:
         sync_parent: Callable[[], None] | None = None,
     ) -> Log:
         """Create an empty log. Durable on return. All replicas of a stream have the same
-        `incarnation`; if it is None, a random one is used. `sync_parent` syncs the directory that
-        contains `directory`, if another way than a sync for this log alone is wanted. Raises
-        StorageError, DiskFull."""
+        `incarnation`; if it is None, a random one is used. `sync_parent` replaces the sync of the
+        directory that contains `directory`. Raises StorageError, DiskFull."""
         state = LogState.create(
             directory, environment, config, initial_offset, metadata or {}, incarnation, sync_parent
         )
@@ -196,11 +195,11 @@ class Log:
 
         Cuts at the batch boundary at or below `offset`, so a batch that contains `offset` is
         removed as a whole. Does nothing if `offset` is at or past the log end. The next append
-        assigns the removed offsets again, in a new segment and under a new `lineage`: recovery
-        points, acks and checkpoints that refer to the old tail do not apply to the new tail. The
-        high watermark and the log start move down to the cut if they are beyond it. Leader epochs
-        that began past the cut are dropped: call `begin_epoch` before the next `append`.
-        (`append_raw` stores the epochs of its batches itself.)
+        assigns the removed offsets again, in a new segment and under a new `lineage`. So recovery
+        points, acks and checkpoints of the old tail do not apply to the new tail. The high
+        watermark and the log start move down to the cut if they are beyond it. Leader epochs that
+        began past the cut are dropped: call `begin_epoch` before the next `append`. (`append_raw`
+        stores the epochs of its batches itself.)
 
         Raises ValueError for a cut below the high watermark of a replicated log, because the leader
         has the same committed records. After an unclean recovery, `below_high_watermark` allows
@@ -343,9 +342,9 @@ class Log:
         The pieces cover the log from the segment of `first_offset` to the high watermark. Reads a
         few index entries. Raises StorageError.
 
-        With `probe`, a piece gets the size 0 if it cannot hold a matching record. The pieces may
-        then end before the high watermark; call again with the end of the last piece. Reads the
-        segments' sketches.
+        With `probe`, a piece gets the size 0 if it cannot hold a matching record, and the pieces
+        may end before the high watermark. In this case call again with the end of the last piece.
+        Reads the segments' sketches.
         """
         with storage_errors(f"measuring {self.name}"):
             view = self._state.view
@@ -399,8 +398,8 @@ class Log:
 
         Returns about `max_bytes` of records with offsets in `within`, and possibly a few records
         before and after them. Without `values` the bytes of the values are zeros. Returns None if
-        this way of reading is not efficient (too many subjects or records, too few offsets), or if
-        the segment does not match its index. Raises StorageError.
+        the segment does not match its index, or if this read is not efficient (too many subjects or
+        records, too few offsets). Raises StorageError.
         """
         return read_by_subject(self._state, index, piece, wanted, within, max_bytes, values=values)
 

@@ -6,8 +6,8 @@ reader in any thread takes one reference to the view and uses only that.
 
 Three rules keep the view correct:
 
-1. The manifest on disk changes first, the view second. If the process stops in between, the new
-   state is on disk, but no reader or publisher has used it.
+1. The manifest on disk changes first, the view second. If the process stops between the two
+   changes, the new state is on disk, but no reader or publisher has used it.
 2. Segments and manifest change under `lock`, so two changes never start from the same view.
 3. The high watermark moves without `lock`: a commit must not wait for the manifest write of another
    thread. The lock `_swapping` protects only the replacement of the view, so that such a move and a
@@ -136,7 +136,8 @@ class ReadView(NamedTuple):
         return total
 
     def _cut_places(self, start: int, end: int) -> list[int]:
-        """Return the places, in `segments`, of all that may have offsets outside [start, end)."""
+        """Return the places, in `segments`, of the segments that may have offsets outside [start,
+        end)."""
         below_start = _index_from(self.segments, start)
         past_end = max(_index_from(self.segments, end) - 1, 0)
         return [*range(below_start), *range(past_end, len(self.segments))]
@@ -144,7 +145,7 @@ class ReadView(NamedTuple):
     def count_between(self, first_offset: int, next_offset: int) -> int | None:
         """Return the number of readable records in [first_offset, next_offset). The range must not
         extend above the high watermark. Returns None if offsets are missing for another reason than
-        an erasure, so that only a read can count the records."""
+        an erasure. Only a read can then count the records."""
         start, end = self.manifest.log_start_offset, self.committed.offset
         hidden = 0 if self.erased is None else self.erased.count_in(start, end)
         if self.record_count + hidden != end - start or (hidden and self.manifest.quarantined):
@@ -160,7 +161,8 @@ class ReadView(NamedTuple):
         return max(next_offset - first_offset - gone, 0)
 
     def hides(self, offset: int) -> bool:
-        """Return True if the record at `offset` is erased, or if nobody knows whether it is."""
+        """Return True if the record at `offset` is erased, or if it is unknown whether it is
+        erased."""
         return self.erased is not None and self.erased.next_at(offset) == offset
 
     def remaining_records(self, segment: Segment) -> int:
@@ -354,9 +356,9 @@ class LogState:
         If the process stops before the manifest is renamed, the next start finds the old manifest,
         which lists the old segments, and removes the new file. If it stops later, all files that
         the new manifest lists are on disk: the caller has synced the segments that it seals, and
-        the directory is fsynced before the manifest is written. Otherwise a power cut could keep
-        the new manifest and lose the name of the new file. Files that are no longer listed are
-        removed last.
+        the directory is fsynced before the manifest is written. Without this fsync, a power cut
+        could keep the new manifest and lose the name of the new file. Files that are no longer
+        listed are removed last.
         """
         view, old = self.view, self.active
         manifest = view.manifest

@@ -124,11 +124,11 @@ class LogStructure:
         directory. Raises SegmentsChanged if the log's lineage is no longer `lineage`, which means
         that the log was truncated after the job began. `horizons` sets or clears the delete horizon
         of sealed segments that stay; file names that are no longer listed are ignored.
-        `cleaned_below` and `tombstones_removed_below` only ever rise. `erased` are the offsets
-        whose records the job left out because they were erased when it began: those of the replaced
-        range leave the erased set. Records that were erased since then stay erased. If `old_files`
-        is empty, only the values for compaction are stored. The whole change is one write of the
-        manifest.
+        `cleaned_below` and `tombstones_removed_below` only ever rise. `erased` are the offsets of
+        the records that the job left out, because they were erased when the job began. Those in the
+        replaced range leave the erased set. Records that were erased since then stay erased. If
+        `old_files` is empty, only the values for compaction are stored. The whole change is one
+        write of the manifest.
 
         Raises SegmentsChanged if the manifest does not list the files in this order, or if they
         contain quarantined bytes or uncommitted records; the log is then unchanged. After
@@ -232,8 +232,8 @@ class LogStructure:
         """
         state = self._state
         with state.lock, storage_errors(f"discarding files of {state.name}"):
-            # After a failed swap the manifest on disk may list these files. They stay if it cannot
-            # be replaced.
+            # After a failed swap the manifest on disk may list these files. If that manifest cannot
+            # be replaced, the files stay.
             state.confirm_manifest()
             listed = {segment.path.name for segment in state.view.segments}
             for name in names:
@@ -255,8 +255,8 @@ class LogStructure:
         power cut. Their bytes stay until a rewrite. Records that cannot be read are not erased; the
         answer names their ranges. Takes as long as reading the headers of the batches, unless
         `chosen` is the result of `select` for the same offsets and still right. Raises
-        LimitExceeded, StorageError, DiskFull, UnsupportedFormat; after an error nothing is hidden,
-        but a start may find that all of it is.
+        LimitExceeded, StorageError, DiskFull, UnsupportedFormat. After an error no record is
+        hidden, but after the next start all of them may be hidden.
         """
         return erase(self._state, wanted, chosen)
 

@@ -58,10 +58,10 @@ def truncate_suffix(writer: LogWriter, offset: int) -> int:
             index.truncate(rest.size_bytes)
             write_index(state.environment.fs, rest.path, index, rest, view.manifest.incarnation)
             state.environment.indexes.put(rest, index)
-        # The end of `rest` in the manifest makes the cut, because readers ignore bytes after the
-        # end of a sealed segment. So the file itself is cut last. If the process stops before the
-        # manifest is renamed, the old log has all its bytes; a failure to cut the file costs only
-        # space.
+        # The cut takes effect when the manifest contains the end of `rest`, because readers ignore
+        # bytes after the end of a sealed segment. So the file itself is cut last. If the process
+        # stops before the manifest is renamed, the old log has all its bytes; a failure to cut the
+        # file costs only space.
         end = LogEnd.of(rest)
         writer.begin_lineage(end, (*segments[:at], rest))
         if rest is not old:

@@ -31,8 +31,7 @@ MAX_NOTED_ENDS = 4096
 """Maximum number of noted ends of uncommitted appends; above it, every second end is dropped."""
 
 _RESERVED_NS = 60_000_000_000
-"""In a mode that acks before the sync, reserved offsets should last 1 to 10 times this long
-(ns)."""
+"""In a mode that acks before the sync, one reservation should last 1 to 10 times this time (ns)."""
 
 
 class LogWriter:
@@ -66,7 +65,7 @@ class LogWriter:
         slot.update(self._acked_end)
 
     def append(self, batches: Sequence[EncodedBatch]) -> None:
-        """Write batches at the end: all or, on an error, none.
+        """Write batches at the end. On an error, no batch is written.
 
         The batches are durable after `sync`. Raises DiskFull, StorageError.
         """
@@ -366,9 +365,9 @@ class LogWriter:
                 self._give_up_tail()
             # With kept offsets, no record below the new end can still become committed, so the high
             # watermark moves to it. Otherwise no abandoned record was acked, and their offsets are
-            # assigned again. Both need a new file: bytes that an fdatasync failed to write may be
-            # readable from the page cache and lost after a power cut. So the old file is sealed at
-            # the last durable position, and readers ignore the bytes after it.
+            # assigned again. Both cases need a new file: bytes that an fdatasync failed to write
+            # may be readable from the page cache and lost after a power cut. So the old file is
+            # sealed at the last durable position, and readers ignore the bytes after it.
             base_offset = end.offset if keep_offsets else durable.offset
             self._seal_and_begin(
                 durable, base_offset, quarantined=quarantined, is_committed=keep_offsets

@@ -84,10 +84,10 @@ class EraseRecords(Message):
     """Hides the records that are in some ranges of offsets and match a filter. No reader gets them.
 
     `borders` are the first offset and the end of each range; without ranges, all offsets count. The
-    filters are those of `fetch`; a record must match all that are given. `since_ns` and `until_ns`
-    are the bounds of its timestamp, the second one exclusive. With `dry_run`, only counts the
-    records. With `now`, the daemon begins to remove their bytes at once; the answer does not wait
-    for that.
+    filters are those of `fetch`; a record must match all given filters. `since_ns` and `until_ns`
+    (exclusive) are the bounds of its timestamp. With `dry_run`, the daemon only counts the records.
+    With `now`, it begins to remove their bytes at once; the answer does not wait for the end of the
+    removal.
     """
 
     KIND: ClassVar[str] = "erase"
@@ -139,8 +139,8 @@ class ProveErasure(Message):
 
 
 class RemoveErased(Message):
-    """Lets the daemon remove the bytes of the records of one erasure at once; without an id, of all
-    erased records. The answer does not wait for that."""
+    """Lets the daemon remove at once the bytes of the records of one erasure, or of all erased
+    records if there is no id. The answer does not wait for the end of the removal."""
 
     KIND: ClassVar[str] = "eraseremove"
     REPEATABLE: ClassVar[bool] = True
@@ -337,9 +337,9 @@ class DaemonAnswer(Message):
 
 class ErasureProof(NamedTuple):
     """The result of a search for erased records in the files of a stream. `records` is the number
-    of erased records that the search was for, and `found` the number of those that are still in a
-    file. The search covered `file_count` files with `size_bytes` together. `files` are the files
-    with a finding."""
+    of erased records to find, and `found` is the number of them that are still in a file. The
+    search covered `file_count` files with `size_bytes` together. `files` are the files with a
+    finding."""
 
     records: int
     found: int

@@ -139,10 +139,11 @@ class ErasureInfo(Described):
       `range_count` ranges; these three are None if the list does not have the offsets.
     - `left`: number of these records whose bytes are still in segments of the stream, with about
       `left_bytes` bytes.
-    - `now`: True if the removal of their bytes was requested at once. `is_removing` is True until
-      this removal ends.
+    - `now`: True if the erasure requests that the bytes are removed at once. `is_removing` is True
+      until this removal ends.
     - `reasons`: sentences about the bytes that are left.
-    - `problem`: the reason why the last attempt to remove them failed; empty without a failure.
+    - `problem`: the reason why the last attempt to remove the bytes failed; empty without a
+      failure.
     """
 
     erasure_id: str = ""
@@ -167,10 +168,9 @@ class ErasureInfo(Described):
 class ProvenFile(Described):
     """A file with a finding of a search for erased records.
 
-    `found` is the number of these records in the file, the first one at `first_offset`, which is
-    None if there are none. `is_listed`
-    is True if the manifest lists the file. `problem` describes the part that could not be examined,
-    or other content that the file may hold.
+    `found` is the number of these records in the file. `first_offset` is the offset of the first
+    one, or None if there is none. `is_listed` is True if the manifest lists the file. `problem`
+    describes the part that could not be examined, or other content that the file may hold.
     """
 
     file: str = ""

@@ -179,8 +179,8 @@ class MessageHeaders(Mapping[str, str]):
 
 @lru_cache(maxsize=256)
 def _mark_of(name: str) -> bytes:
-    """Return the bytes at which the line of this name begins, including the end of the line before
-    it; b"" if a search for them could find something else."""
+    """Return the bytes to search for the line of this name: the end of the previous line, and the
+    beginning of this line. Returns b"" if such a search could find something else."""
     if not name or ":" in name or "\r" in name or "\n" in name or "\ufffd" in name:
         return b""
     try:

@@ -172,7 +172,7 @@ def columns_of(config: SequencerConfig, run: MessageRun, stamp: int) -> tuple[Co
         keys, message_ids, bad_rows = header_columns(blocks)
         odd += bad_rows
         if message_ids is not None and config.acks != "on":
-            # These ids are meant for JetStream. So they are remembered, but no message counts as a
+            # These ids are meant for JetStream. So the ids are stored, but no message counts as a
             # duplicate because of them.
             odd += [row for row, message_id in enumerate(message_ids) if message_id is not None]
     if config.acks == "on":

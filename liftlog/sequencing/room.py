@@ -31,7 +31,7 @@ class Room:
         self._max_messages, self._max_bytes = max_messages, max_bytes
         self._stored = stored
         self._end = 0
-        """Offsets from this one on are not available."""
+        """The first offset that is beyond the limit of messages."""
         self._left_bytes = 0
 
     def look(self, unwritten: Iterable[CommitGroup]) -> None:

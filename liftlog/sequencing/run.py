@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 MESSAGE_OVERHEAD_BYTES = 256
 """Memory, in bytes, of a message in addition to its payload and headers: subjects, objects, its
-answer. Otherwise a flood of empty messages would count as zero bytes."""
+answer. Without this number, a flood of empty messages would count as zero bytes."""
 
 
 class MessageRun:

@@ -26,7 +26,7 @@ PARTIAL = b"$liftlog.below."
 """Prefix of the keys of tombstones that delete some records of a subject, but never its last
 record."""
 _MOST_ERASED = 10_000
-"""Maximum number of subjects of which the last record was erased and another one is left."""
+"""Maximum number of subjects in `_older`."""
 
 
 def deletes_subject(key: bytes | None, value: bytes | None) -> bool:
@@ -66,8 +66,9 @@ class SubjectSequences:
         hides: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Make an empty table. The caller adds every record from offset `known_from` on; a scan
-        adds older records. `hides` returns True for the offset of an erased record: until `erased`
-        or a scan has found the record before it, the last offset of its subject is unknown.
+        adds older records. `hides` returns True for the offset of an erased record. If it was the
+        last record of its subject, the last offset of the subject is unknown until `erased` or a
+        scan has found the record before it.
 
         With `tombstones_delete` a tombstone deletes the records of its subject.
         """
@@ -88,10 +89,10 @@ class SubjectSequences:
         self._pending: dict[bytes, int] = {}
         self._deleted = 0  # number of negative entries in `_committed`
         self._older: dict[bytes, tuple[int, int]] = {}
-        """For subjects of which the last record was erased: its offset, which stays in
-        `_committed` because of its order, and the offset of the last record that is left."""
+        """Maps a subject whose last record was erased to the offset of this record, which stays in
+        `_committed` to keep its order, and the offset of the last record that is left."""
         self._erased: set[bytes] = set()
-        """Subjects of which the last record was erased since the last scan began."""
+        """Subjects whose last record was erased since the last scan began."""
 
     def __len__(self) -> int:
         return len(self._committed)
@@ -158,8 +159,8 @@ class SubjectSequences:
         return self._existing(self._last_left(self.marks.of(subject)))
 
     def erased_last(self, subject: bytes) -> int:
-        """Return the offset of the last committed record of the subject if it was erased, and the
-        record before it is unknown; otherwise 0."""
+        """Return the offset of the last committed record of the subject if this record was erased
+        and the record before it is unknown; otherwise return 0."""
         offset = self._last_left(self.marks.of(subject)) or 0
         return offset if offset > 0 and self._hides(offset) else 0
 

@@ -295,7 +295,7 @@ def read_token(path: str | None) -> str | None:
 
 
 def _sendable(key: bytes | None) -> bytes | None:
-    """Return the key to send in a filter; None if the key is longer than the longest possible key
-    of a record: the daemon would refuse such a key, and Spark itself finds that no record
+    """Return the key to send in a filter. Returns None if the key is longer than the longest
+    possible key of a record: the daemon would refuse it, and Spark itself finds that no record
     matches."""
     return key if key is None or len(key) <= MAX_KEY_BYTES else None

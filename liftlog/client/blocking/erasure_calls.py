@@ -72,16 +72,18 @@ class SyncErasureCalls(SyncConsumerCalls):
         return self._call(request, Erased)
 
     def list_erasures(self, stream: str, erasure_id: str = "") -> list[ErasureInfo]:
-        """Return the newest 1,000 erasures of a stream, the newest first, or the one with this id.
-        Each entry says how many of the erased bytes are left in the segments, and why. Raises
-        StreamNotFound, InvalidArgument if there is no such erasure, UnknownRequest."""
+        """Return the newest 1,000 erasures of a stream, the newest first. With an id, return only
+        this erasure. Each entry gives the number of erased bytes that are left in the segments, and
+        the reason. Raises StreamNotFound, InvalidArgument if there is no such erasure,
+        UnknownRequest."""
         request = ListErasures(stream, erasure_id)
         return (self._call(request, ErasuresAnswer)).infos
 
     def remove_erased(self, stream: str, erasure_id: str = "") -> None:
-        """Let the daemon remove the bytes of the records of one erasure at once; without an id, of
-        all erased records. Returns before they are gone: `list_erasures` shows how many are left.
-        Raises StreamNotFound, InvalidArgument if there is no such erasure, UnknownRequest."""
+        """Let the daemon remove at once the bytes of the records of one erasure, or of all erased
+        records if there is no id. The call returns before the bytes are gone; `list_erasures` shows
+        how many are left. Raises StreamNotFound, InvalidArgument if there is no such erasure,
+        UnknownRequest."""
         self._call(RemoveErased(stream, erasure_id), Done)
 
     def prove_erasure(self, stream: str, erasure_id: str = "") -> ErasureProof:

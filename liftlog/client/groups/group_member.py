@@ -202,8 +202,8 @@ class GroupMember:
         ]
 
     def give_up(self, slots: Iterable[int] | None = None) -> list[int]:
-        """Leave `slots`, by default all finished slots, out of the next heartbeat, and return
-        them."""
+        """Leave out `slots` from the next heartbeat, and return them. By default these are all
+        finished slots."""
         given = self.finished() if slots is None else [one for one in slots if one in self._leaving]
         for slot in given:
             self._left[slot] = self._leaving.pop(slot).since

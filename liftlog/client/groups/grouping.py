@@ -403,9 +403,9 @@ class GroupReading:
         return max(one[0], other[0]) <= min(one[1], other[1])
 
     def _join_lanes(self) -> None:
-        """Merge lanes that have caught up with the first one into it. The read of the first lane
-        then also requests their slots, from an offset that they have reached, and their own reads
-        end."""
+        """Merge into the first lane all lanes that have caught up with it. The read of the first
+        lane then also requests the slots of the merged lanes, from an offset that these have
+        reached. The reads of the merged lanes end."""
         if len(self._state.lanes) < 2:
             return
         self._join_unread()

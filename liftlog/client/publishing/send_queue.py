@@ -116,8 +116,8 @@ class Unordered:
 
 
 class Sequenced:
-    """Keeps the order of one publisher's messages in one stream. No message is missing between
-    others, except for refused messages.
+    """Keeps the order of one publisher's messages in one stream. Between two stored messages no
+    message is missing, except for refused messages.
 
     `last_sequence` is the stream's last offset. None means that the offset is unknown: then the
     first message is sent alone, and the ack of this message contains the offset. `on_broken` is

@@ -161,7 +161,7 @@ class _StreamCopy:
                 self.missing.discard(entry.file_name)
             except FileNotFoundError:
                 # The file was deleted after the manifest was read. If the next manifest still lists
-                # the file, it is lost.
+                # the file, the file is lost.
                 if entry.file_name in self.missing:
                     self.lost.add(entry.file_name)
                 self.missing.add(entry.file_name)

@@ -50,8 +50,8 @@ class BackedUpStream:
     """One stream of a backup: its records [log_start_offset, end_offset).
 
     `damaged` describes records that the source lacked. If records from `end_offset` on may have
-    been acked before the backup was made, `may_lack` is the reason. Otherwise `may_lack` is empty,
-    as in backups of versions without this key.
+    been acked before the backup was made, `may_lack` is the reason. Otherwise `may_lack` is empty.
+    It is also empty in backups of versions without this key.
     """
 
     name: str

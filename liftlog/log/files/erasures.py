@@ -8,8 +8,8 @@ An entry is durable before its records are hidden, so the list can contain an er
 interrupted by a stop. When the records are hidden, a line `{"done": <id>}` follows, which is not
 synced. A line `{"now": <id>}` says that the bytes of its records are to be removed at once. A line
 whose checksum is wrong (a torn write, or bit rot) does not count. When the file becomes too large,
-it is written again: the oldest entries lose their offsets, and if they are still too many, those of
-the same principal and reason become one entry.
+it is written again, and its oldest entries lose their offsets. If these entries are still too
+large, all entries of the same principal and reason become one entry.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from liftlog.log.files.unreadable import read_zeroed
 
 ERASURES_NAME = "erasures"
 MOST_BYTES = 32 * 1024 * 1024
-"""Size of the file from which on it is written again, in bytes. It is then at most about 5/8 as
-large."""
+"""Size in bytes at which the file is written again. Afterwards it has at most about 5/8 of this
+size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Erasure:
     records that were hidden. `selector` is a hash of the filter, empty without one.
 
     `offsets` are the hidden records (`ErasedSet.to_plain`). It is empty if it would be too large,
-    in lines of older versions, and for the oldest entries of a long list, each of which can stand
-    for several erasures. With `now`, their bytes
-    are to be removed at once. `done` is False if it is not known whether the records were hidden.
+    in lines of older versions, and for the oldest entries of a long list. Such an old entry can
+    stand for several erasures. With `now`, the bytes of the records are to be removed at once.
+    `done` is False if it is not known whether the records were hidden.
     """
 
     erasure_id: str
@@ -133,8 +133,8 @@ def _fit(entries: Sequence[Erasure]) -> bool:
 
 
 def _joined(entries: Iterable[Erasure], kind: Callable[[Erasure], Hashable]) -> list[Erasure]:
-    """Return one entry for all of the same kind: the newest of them, with the sum of the records,
-    and one range around all ranges."""
+    """Join the entries of the same kind into one entry: the newest entry, with the total number of
+    records, and one range that covers all ranges."""
     kinds: dict[Hashable, list[Erasure]] = {}
     for one in entries:
         kinds.setdefault(kind(one), []).append(one)

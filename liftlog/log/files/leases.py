@@ -276,9 +276,9 @@ class Leases:
         return tuple(lease for lease in leases if now_ns is None or lease.is_live(now_ns))
 
     def low_bound(self, now_ns: int | None) -> int | None:
-        """Return the lowest `low` of the leases: the log start must not pass this offset, and
-        tombstones from this offset on are kept; None if all leases have expired. If `now_ns` is
-        None, the time is unknown, and no lease counts as expired."""
+        """Return the lowest `low` of the leases, or None if all leases have expired. The log start
+        must not pass this offset, and tombstones from this offset on are kept. If `now_ns` is None,
+        the time is unknown, and no lease counts as expired."""
         return min((lease.low for lease in self.live(now_ns)), default=None)
 
     # --- replicas ---
@@ -308,8 +308,8 @@ class Leases:
             self._next_version = following
 
     def follow(self) -> None:
-        """Stop numbering, because this node no longer leads the stream. From then on changes come
-        from the leader, and the version is the stored version, as after a start. Raises
+        """Stop numbering, because this node no longer leads the stream. From then on the leader
+        numbers the changes. The version becomes the stored version, as after a start. Raises
         StorageError."""
         with self._lock:
             self._next_version = lambda version: version

@@ -349,7 +349,8 @@ def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
     if copy is None:
         return FoundManifest(main, tuple(problems), is_written_twice=False)
     if copy.incarnation != main.incarnation:
-        # One belongs to another stream, or to an earlier stream of this name. The slot shows which.
+        # One of the two belongs to another stream, or to an earlier stream of this name. The slot
+        # shows which one does.
         right, wrong = main, COPY_NAME
         ours = [known_acked_end(fs, directory, one.lineage) is not None for one in (main, copy)]
         if ours == [False, True]:

@@ -5,12 +5,14 @@ most of the time. If more files than the limit are open, the least recently used
 and a closed file is opened again at the next call on it. So an idle stream needs no descriptor, and
 the descriptor limit of the process does not limit the number of streams.
 
-A file keeps its descriptor as long as it has writes that no `fdatasync` has confirmed. Linux
-reports a failed write-back to the next fsync, even on a later descriptor, but only while the inode
-stays in memory. An open descriptor keeps the inode in memory. If too many files have unconfirmed
-writes, one of these files is synced and then closed; if that sync fails, the next `fdatasync` of
-the file's owner raises the error. Files that their owner never syncs can be closed at any time:
-closing a descriptor drops nothing from the page cache.
+A file keeps its descriptor as long as it has writes that no `fdatasync` has confirmed. If a
+write-back fails, Linux reports the failure to the next fsync, even on a descriptor that was opened
+later. It does so only while the inode stays in memory, and an open descriptor keeps the inode in
+memory.
+
+If too many files have unconfirmed writes, one of these files is synced and then closed. If that
+sync fails, the next `fdatasync` of the file's owner raises the error. Files that their owner never
+syncs can be closed at any time: closing a descriptor drops nothing from the page cache.
 
 A file that is opened again must have the same device and inode as before.
 """

@@ -8,9 +8,9 @@
 These tools only read: a running daemon may append, roll and delete at the same time. The following
 tools write, and need a log that no daemon uses:
 
-    repair       runs all steps in order; recovery itself handles the active segment
-    rebuild      rebuilds manifest and indexes from the segments, as far as these prove them
-    filesystems  for repair: one changes files only in memory, the other keeps copies
+    repair runs all steps in order; recovery itself handles the active segment rebuild rebuilds
+    manifest and indexes from the content of the segments filesystems for repair: one changes files
+    only in memory, the other keeps copies
 
 The daemon never runs these tools by itself. The daemon recovers the end of a log and quarantines
 damage that it finds. But it does not read all records, and does not change a stream without a

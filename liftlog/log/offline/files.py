@@ -171,7 +171,7 @@ def stored_bytes(directories: Iterable[Path]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SegmentBytes:
-    """The valid part of a segment's file, as far as it is known before its batches are read."""
+    """The valid part of a segment's file. It is determined before the batches are read."""
 
     file: OsFile
     base_offset: int

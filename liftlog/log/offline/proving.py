@@ -1,10 +1,10 @@
-"""Proves that the bytes of erased records are gone: parses every file that may hold records of a
-stream, listed in the manifest or not.
+"""Proves that the bytes of erased records are gone. Parses every file that may hold records of a
+stream, including files that the manifest does not list.
 
-A batch header says which offsets its batch has, so most bodies are not read. Bytes that are neither
-a batch nor zeros may be parts of records, so the result names them. The proof covers only files
-with a name in the directory. It does not cover free blocks of the disk, or removed files that a
-reader still has open.
+A batch header gives the offsets of its batch, so most bodies are not read. Bytes that are neither a
+batch nor zeros may be parts of records, so the result names them. The proof covers only files with
+a name in the directory. It does not cover free blocks of the disk, or removed files that a reader
+still has open.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _MOST_RANGES = 8
 
 
 class Examined(NamedTuple):
-    """The result for one file: `found` of the wanted records are in it, the first one at
-    `first_offset`. `is_listed` is True if the manifest lists the file. `problem` describes the part
-    that could not be examined."""
+    """The result for one file: `found` is the number of wanted records in it; the first one has the
+    offset `first_offset`. `is_listed` is True if the manifest lists the file. `problem` describes
+    the part that could not be examined."""
 
     file: str
     is_listed: bool
@@ -72,8 +72,8 @@ def examine(
 ) -> Iterator[Examined | None]:
     """Search the files of a stream for these records. `kept` is the directory with the copies of
     repairs; `manifest` returns the present manifest. Yields the result for each file, and None
-    after each few megabytes, for a pause. If files are rewritten meanwhile, the new ones are
-    searched, too. Raises OSError."""
+    after each few megabytes, for a pause. If files are rewritten during the search, the new files
+    are searched, too. Raises OSError."""
     seen = set[str]()
     while names := sorted({*fs.list_directory(directory)} - seen):
         seen.update(names)

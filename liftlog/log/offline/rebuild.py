@@ -119,8 +119,8 @@ def rebuild_manifest(
         quarantined=tuple(lost),
         tombstones_removed_below=max(compacted, default=0),
         replicated=metadata.get("settings", {}).get("replicas", 1) > 1,
-        # With a durability below `fsync`, offsets may have been acked before the fsync. This
-        # prevents that they are assigned again.
+        # With a durability below `fsync`, acks may have been sent for offsets that were not
+        # fsynced. The reservation prevents that these offsets are assigned again.
         acks_before_sync=metadata.get("settings", {}).get("durability", "fsync") != "fsync",
         metadata=dict(metadata),
     )
@@ -132,7 +132,8 @@ def rebuild_manifest(
     # hidden rather than shown.
     incarnation = None if proven is None else proven.incarnation
     erased, found = find_erased_files(fs, directory, incarnation)
-    # The names of later erased files contain the sequence, and must differ from these names.
+    # The names of later erased files contain the sequence. A higher sequence keeps them different
+    # from the names of the present files.
     sequence = max([manifest.sequence + 1, *(one.number for one in erased)])
     manifest = replace(manifest, erased=tuple(erased), sequence=sequence)
     notes += found
@@ -259,9 +260,9 @@ def _with_identity(
     chosen: Sequence[Chain],
     manifest: Manifest,
 ) -> Manifest | None:
-    """Return the manifest with the incarnation and generation of a state that certainly belongs to
-    this stream, and not to an older stream of the same name. Returns None if there is no such
-    state."""
+    """Return the manifest with the incarnation and generation of one of the states. The state must
+    certainly belong to this stream, and not to an older stream of the same name. Returns None if
+    there is no such state."""
     by_base = {(chain.base_offset, chain.generation): chain for chain in chosen}
     for state in states:
         for generation in range(max(chain.generation for chain in chosen) + 1):

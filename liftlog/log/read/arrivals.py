@@ -2,7 +2,7 @@
 
 The timestamps of a stream come from the wall clocks of its successive leaders. If one of these
 clocks is wrong by minutes, the ages that are computed from its timestamps are wrong by the same
-time.
+amount. The arrival times of this module avoid this error.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Known:
         self._ahead_ns = [ahead_ns for _, ahead_ns in marks]
 
     def ahead_ns(self, offset: int) -> int:
-        """Return the difference of the record at `offset`: its timestamp plus this difference is
-        the monotonic time of its arrival. For records before the first recorded difference, returns
-        the first difference."""
+        """Return the difference of the record at `offset`. The sum of its timestamp and this
+        difference is the monotonic time of its arrival. Records before the first recorded
+        difference get the first difference."""
         return self._ahead_ns[max(0, bisect_right(self._offsets, offset) - 1)]
 
     @property

@@ -35,8 +35,8 @@ _MOST_NEIGHBOURS = 4
 """Assumed average number of values per read, if neighbouring values are read together."""
 
 _MOST_SUBJECTS = 16
-"""Maximum number of subjects in one read. The limit exists because, for each subject, up to two
-runs also contain records that are not wanted."""
+"""Maximum number of subjects in one read. For each subject, up to two runs also contain records
+that are not wanted, so many subjects would make the read inefficient."""
 
 
 class SubjectRuns(NamedTuple):
@@ -120,10 +120,10 @@ def _choose(
     end: int,
     max_bytes: int,
 ) -> tuple[NDArray[np.int64], int]:
-    """Choose runs with records from `first` on, in the order of their first offsets: about
-    `max_bytes` bytes, or more if needed for one run per subject. Returns the numbers of the runs,
-    and an offset, at most `end`: the runs contain all wanted records below this offset. Offsets are
-    relative to the base."""
+    """Choose runs with records from `first` on, in the order of their first offsets. Chooses runs
+    of about `max_bytes` bytes, and at least one run per subject. Returns the numbers of the runs,
+    and an offset of at most `end`. The runs contain all wanted records below this offset. Offsets
+    are relative to the base."""
     some = [
         number
         for begin, stop in borders

@@ -126,8 +126,8 @@ def find_matching(
             extents = _joined(sketch.blocks(wanted.probe), step)
         behind = found[-1].next_offset if found else segment.base_offset
         if behind < segment.base_offset:
-            # The offsets between two segments were lost or skipped, and readers must get that
-            # error.
+            # The offsets between two segments were lost or skipped. Readers must get the error for
+            # these offsets.
             extents = chain([Extent(behind, segment.base_offset, 1)], extents)
         for extent in extents:
             if extent.next_offset <= wanted.first_offset:

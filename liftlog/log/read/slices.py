@@ -33,14 +33,15 @@ from liftlog.records.place import Epochs, Place
 
 LATEST_NS = 2**63 - 1
 _CUT_BYTES = 1024 * 1024
-"""Maximum number of stored bytes, beyond the first batch, from which one read cuts erased records,
-also after decompression. It takes about a millisecond; see `reading.cuts_at`."""
+"""Maximum number of stored bytes, after the first batch, that one read examines to cut erased
+records. The limit also applies after decompression. It takes about a millisecond; see
+`reading.cuts_at`."""
 CLEAN_BYTES = 128 * 1024
-"""A stretch of batches without erased records that is at least this long is not copied: the cut
-slice ends before it, and the next read gets it from the file."""
+"""Minimum size of a stretch of batches without erased records that is not copied. The cut slice
+ends before such a stretch, and the next read gets it from the file."""
 _MOST_GROWTH = 4
-"""A compressed batch stays decompressed after a cut, unless it is more than this number of times as
-long. Compression would take several times as long as the cut, and the reader decompresses again."""
+"""A batch is compressed again after a cut only if it would be more than this number of times as
+long. Compression takes several times as long as the cut, and the reader decompresses again."""
 _SMALL_PART_BYTES = 16 * 1024
 _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
 
@@ -232,8 +233,8 @@ def slice_segment(
     CorruptRange at damage that is not recorded yet, and CorruptMetadata if it is not known which
     records of the first batch are erased.
 
-    The batches in the result have no record that `view.erased` contains. A result without any
-    record has only such batches.
+    The batches in the result have no record that `view.erased` contains. So a result may be without
+    any record.
     """
     pool, epochs = environment.pool, view.manifest.epochs
     pooled = pool.acquire(segment.path)
@@ -351,9 +352,9 @@ def _find_end(
 ) -> IndexEntry:
     """Return the batch boundary where the answer ends.
 
-    Index entries lie on batch boundaries, so the last entry within the limits is a valid end, and
-    no header has to be read. Only if the index has no such entry, the function walks the batches
-    one by one.
+    Index entries lie on batch boundaries. So the last entry within the limits is a valid end, and
+    no header has to be read. If no entry lies within the limits, the function walks the batches one
+    by one.
     """
     if stop_position >= end.position and (stop_offset is None or end.offset <= stop_offset):
         return end
@@ -441,8 +442,8 @@ def _without_erased(
 def _before_clean(
     index: SparseIndex, gone: Offsets, start: IndexEntry, stop: IndexEntry
 ) -> IndexEntry:
-    """Return the first boundary of batches after which no record is erased for `CLEAN_BYTES`;
-    `stop` if there is none. `gone` are the erased offsets in [start, stop)."""
+    """Return the first batch boundary that is followed by `CLEAN_BYTES` without an erased record,
+    or `stop` if there is none. `gone` are the erased offsets in [start, stop)."""
     size = stop.position - start.position
     if size < CLEAN_BYTES or not len(gone):
         return stop

@@ -101,9 +101,9 @@ class Inventory:
         self._remove_garbage()
 
     def read_erased(self) -> ErasedSet | None:
-        """Read the erased files. Reads of the offsets of a file that cannot be read will fail,
-        because nobody knows which of its records are erased. Raises OSError for a failure that
-        passes."""
+        """Read the erased files. If an erased file cannot be read, it is unknown which records in
+        its range of offsets are erased, so all reads of this range will fail. Raises OSError for a
+        transient failure."""
         erased, problems = read_listed(self.fs, self.directory, self.manifest.erased)
         for problem in problems:
             self._note(problem)
@@ -141,8 +141,9 @@ class Inventory:
         outdated = self._manifest_is_outdated(unlisted)
         if outdated:
             self._confirmed_is_missing("an older manifest was put back")
-        # The files are removed in the order of their offsets. So those which show that the manifest
-        # is outdated go last, and a start after an interruption finds them again.
+        # The files are removed in the order of their offsets. The files which show that the
+        # manifest is outdated have the highest offsets, so they are removed last. If the removal is
+        # interrupted, the next start still finds them.
         for name in unlisted:
             if outdated and not name.endswith((*_DERIVED, ".tmp")):
                 self._keep_aside(name)

@@ -1,9 +1,14 @@
 """Decides about the active segment of a log without replicas, after an unclean stop.
 
-The decision has four parts: the end of the valid bytes, the damaged ranges to keep because they may
-have been acked, the bytes to cut, and the offset at which the log continues. F1 to F4 are the facts
-at the top of `opening.py`. The explanation of interrupted openings there also applies to this
-module.
+The decision has four parts:
+
+- the end of the valid bytes
+- the damaged ranges to keep, because they may have been acked
+- the bytes to cut
+- the offset at which the log continues.
+
+F1 to F4 are the facts at the top of `opening.py`. The explanation of interrupted openings there
+also applies to this module.
 """
 
 from __future__ import annotations
@@ -127,8 +132,8 @@ class TailJudge(Inventory):
         """Cut a tail that was never acked, as `judge_tail` has proved; return the log end."""
         self._keep_tail(file, damage, size)
         if verdict.log_end_offset > damage.offset:
-            # A power cut: the slot shows no ack for the tail, but the slot may be outdated, so no
-            # offset that the tail may have had is assigned again. With early acks, even offsets
+            # After a power cut, the slot may be outdated, even if it shows no ack for the tail. So
+            # no offset that the tail may have had is assigned again. With early acks, even offsets
             # past the visible tail may have been acked, up to the last reserved one. The bytes stay
             # until the manifest contains this range. If they were cut first and this start was then
             # interrupted, the file would have a valid end, and the next start would assign these
@@ -142,8 +147,8 @@ class TailJudge(Inventory):
             return end
         # The slot is exact: no record from `damage.offset` on was acked. The bytes belong to a
         # commit group that was rejected or got no answer, so its offsets can be assigned again. If
-        # this start is interrupted after the cut, the next one finds a file that ends at the acked
-        # end.
+        # this start is interrupted after the cut, the next start finds a file that ends at the
+        # acked end.
         if damage.unreadable:
             # Truncating or writing an unreadable page may fail. So the log continues in a new file,
             # and readers ignore bytes after the end of a sealed file.
@@ -231,9 +236,8 @@ class TailJudge(Inventory):
         acked end is known exactly. Otherwise the log continues after every offset that may have
         been assigned.
         """
-        # An earlier start may have decided about the tail and stopped before it was done, and the
-        # tail may be cut by now. The range that it wrote to the manifest still shows where the log
-        # continued.
+        # An earlier start may have decided about the tail, cut it, and stopped before its last
+        # step. The range that this start wrote to the manifest still shows where the log continued.
         for bad in sorted(self.quarantined, key=lambda one: one.first_offset):
             if bad.first_offset <= log_end < bad.next_offset:
                 log_end = bad.next_offset
@@ -244,14 +248,14 @@ class TailJudge(Inventory):
             manifest.high_watermark,  # as stored by an interrupted start
         )
         exact = slot is not None and slot.exact
-        # By F1 the daemon never loses a file: if it is missing, somebody removed it, with any
-        # number of acked records. And acks that were sent before the fdatasync may cover any offset
-        # that a power cut lost.
+        # By F1 the daemon never loses a file. So if the file is missing, somebody removed it, and
+        # it may have held any number of acked records. Besides, acks that were sent before the
+        # fdatasync may cover any offset that a power cut lost.
         unknown = not exact and (self.active_is_missing or manifest.acks_before_sync)
         if log_end >= acked and not unknown:
-            # If the slot is exact, the file contains all acked records. If it is not, then by F2
-            # all acked records had been fdatasynced into a file that exists, so they survived the
-            # power cut; the scan found them, or found damage and handled it.
+            # If the slot is exact, the file contains all acked records. If the slot is not exact,
+            # all acked records had been fdatasynced, by F2, into a file that exists. So they
+            # survived the power cut. The scan has found them, or has found and handled damage.
             return log_end
         # With an exact slot the acked end is known. Otherwise acked records may be missing and the
         # slot may be outdated, but no offset past the reserved ones was ever assigned.

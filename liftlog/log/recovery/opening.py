@@ -14,9 +14,9 @@ F4. The clean marker is removed, durably, before anything in the directory is ch
 
 An opening may be interrupted at any point and then runs again. It changes files in this order:
 first the tail of the active segment (copied, cut, or written again as it is), then the manifest, in
-one write, then the slot and a new segment. So after an interruption, the next start either finds
-the old manifest, and judges the same damage by the same evidence, or finds the verdict in the
-manifest.
+one write, then the slot and a new segment. So after an interruption, there are two cases. Either
+the next start finds the old manifest, and judges the same damage by the same evidence. Or it finds
+the verdict in the manifest.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class _Opening(TailJudge):
             for state in (clean, recovery_point)
             if state is not None and state.is_of(self.manifest.incarnation, entry)
         ]
-        # If the clean marker does not match the file, because something outside of liftlog cut or
-        # extended the file, the marker still shows, by F3, how far the file was durable.
+        # If something outside of liftlog cut or extended the file, the clean marker does not match
+        # the file. By F3 the marker still shows up to where the file was durable.
         furthest = max(known, key=lambda state: state.next_offset, default=None)
         self.durable_end = furthest.next_offset if furthest else 0
         watermarks = [state.high_watermark for state in known]
@@ -135,7 +135,7 @@ class _Opening(TailJudge):
             if clean is not None and clean.position == file.size():
                 # A clean stop: `close` synced and committed the whole file and released the space
                 # allocated ahead, so the data ends at its size. By F4 nothing was appended since.
-                # Reads find bit rot in it; it cannot hold a torn write.
+                # The file cannot hold a torn write. Reads detect bit rot in it.
                 index = self._load_index(path, file, clean)
                 return self._finish(sealed, entry, file, clean, index)
             self.report.clean = False
@@ -160,8 +160,8 @@ class _Opening(TailJudge):
         """Record that the file of the active segment is missing, with any acked records in it.
 
         By F1 no stop of the daemon causes this loss; something else removed the file. The loss is
-        recorded before an empty file replaces the missing one. Otherwise, after a stop, the active
-        segment would look as if it had always been empty.
+        recorded before an empty file replaces the missing one. Without this order, the active
+        segment would look empty from the beginning after a stop between the two steps.
         """
         empty = ActiveState.empty(self.manifest.incarnation, entry.base_offset, entry.generation)
         known = len(self.quarantined)
@@ -249,8 +249,8 @@ class _Opening(TailJudge):
             if damage.unreadable:  # as in `_give_up_tail`
                 self.must_roll = True
             elif not self.must_roll:
-                # The tail contains no confirmed record. A stop after this leaves a file with a
-                # valid end.
+                # The tail contains no confirmed record. If the process stops after the truncation,
+                # the file has a valid end.
                 file.truncate(damage.position)
         return state
 
@@ -259,7 +259,7 @@ class _Opening(TailJudge):
 
         Unreadable pages are skipped: zeros would destroy their content for good. And these pages
         need no write, because the failed read shows that they are not in the cache. Each byte is
-        written to its own place, so a stop in between does no harm.
+        written to the place where it already is, so a stop in between does no harm.
         """
         for position in range(start, end, _WRITE_BYTES):
             raw, holes = read_around(file, min(_WRITE_BYTES, end - position), position)
@@ -294,7 +294,7 @@ class _Opening(TailJudge):
             about = self.manifest.incarnation, self.quarantined
             ends = ends_from(self.environment, *about, sealed, writing, high)
         self._store_manifest(state, ends[0].offset if replicated else end, end)
-        # The following steps write the slot, with a value that is not below the former one.
+        # The following steps write the slot. The new value is never below the old one.
         log_state = LogState(
             self.directory,
             self.environment,

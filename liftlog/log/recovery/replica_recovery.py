@@ -1,9 +1,9 @@
 """Recovery of a log that is one of several replicas.
 
 A log without replicas keeps all records that may have been acked, and skips offsets that may be in
-use. A replica does neither, because other replicas have the records that its disk cannot read.
-Recovery cuts the active segment of the replica at the first damage, and the replica fetches the
-rest again. A replica never assigns an offset or an epoch itself.
+use. Recovery of a replica does neither, because other replicas have the records that its disk
+cannot read. Recovery cuts the active segment of the replica at the first damage, and the replica
+fetches the rest again. A replica never assigns an offset or an epoch itself.
 
 But a replica that has lost confirmed records must report this to the other replicas, because they
 rely on these records. A replica has confirmed at most the records that its slot, its recovery

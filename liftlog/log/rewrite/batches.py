@@ -157,8 +157,8 @@ class BatchMerger:
             first = end
 
     def _fitting_stamps(self, timestamps_ns: Offsets) -> int:
-        """Return how many of these records fit into the pending batch; if there is none, into a new
-        batch."""
+        """Return how many of these records fit into the pending batch. If no record fits, return
+        how many fit into a new batch."""
         if not len(timestamps_ns):
             return 0
         waiting = self._stamps if self._parts else (int(timestamps_ns[0]),) * 2

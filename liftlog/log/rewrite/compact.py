@@ -9,8 +9,8 @@ Erased records are left out. They still supersede the older records of their key
 them.
 
 When the memory for keys is used up, the dirty part ends at the offset reached. The pass then
-compacts only this shorter part, and the next pass continues from its end. Both together have the
-same result as one pass.
+compacts only this shorter part, and the next pass continues from its end. Both passes together have
+the same result as one pass.
 
 A source is always read to its end before its records are used, so a damaged source does not count
 as a short source.
@@ -245,8 +245,8 @@ class _Pass:
                     self._hand_over(chunk, None, merger)
 
     def _judge(self, chunks: list[Chunk], number: int, tally: _Tally) -> list[Flags | None]:
-        """Return, for each chunk, a flag for each record: True if the record stays; None for a
-        chunk without keys, of which all records stay."""
+        """Return, for each chunk, a flag for each record: True if the record stays. Returns None in
+        place of the flags for a chunk without keys, because all its records stay."""
         source, drop = self._job.sources[number], self._plan.drop_tombstones[number]
         tally.records += sum([chunk.record_count for chunk in chunks])
         keeps: list[Flags | None] = [None] * len(chunks)
@@ -326,9 +326,9 @@ class _Meter:
 
 
 def _without_gaps(job: CompactJob) -> Iterator[range]:
-    """Yield the groups, divided where offsets are missing between two sources. Records at missing
-    offsets were lost. If a new segment covered these offsets, they would look like offsets of
-    removed records."""
+    """Yield the groups, divided where offsets are missing between two sources. The records at
+    missing offsets were lost. A new segment that covered these offsets would hide the loss, because
+    a reader would take the records for removed ones."""
     for first, end in job.plan.groups:
         start = first
         for i in range(first + 1, end):

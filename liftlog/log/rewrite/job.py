@@ -31,7 +31,7 @@ from liftlog.log.log import Log
 from liftlog.log.segment.derived import files_of
 
 TARGET_BATCH_BYTES = 64 * 1024
-"""Size to which small batches are joined: 64 KiB."""
+"""Size in bytes to which small batches are joined."""
 
 Epochs = tuple[tuple[int, int], ...]
 PlainErased = tuple[tuple[int, str], ...]
@@ -200,7 +200,7 @@ class Swap:
 class CompactResult(_CrossesProcesses):
     """Result of a CompactJob.
 
-    `apply_compaction` applies `swaps` in order: `tombstones_removed_below` together with the first
+    `apply_compaction` applies `swaps` in order. It stores `tombstones_removed_below` with the first
     swap, and `cleaned_below` and `horizons` with or after the last swap.
 
     `horizons` contains the delete_horizon_ns of each segment that is not rewritten, by file name;
@@ -276,8 +276,8 @@ class ScrubResult(_CrossesProcesses):
 
 
 def _next_generation(sources: Sequence[SegmentEntry]) -> int:
-    """Return the generation after the highest one of these segments. No file for these offsets ever
-    had this generation, because each rewrite raises it."""
+    """Return the generation after the highest one of these segments. Each rewrite raises the
+    generation, so no file for these offsets has ever had this one."""
     return max(source.generation for source in sources) + 1
 
 
@@ -298,7 +298,7 @@ def apply_compaction(
 ) -> int:
     """Swap in the files of `compact`; returns the bytes freed. Blocking. Raises the log's errors.
 
-    `erased` are those of the job.
+    `erased` is the value of the job.
 
     Swaps the oldest segments first, so that the older records of a key are removed before its
     tombstone. The manifest records the removal of tombstones with the first swap, and the compacted
@@ -330,7 +330,7 @@ def apply_compaction(
 def apply_rebatch(
     log: Log, result: RebatchResult, lineage: str | None = None, erased: PlainErased = ()
 ) -> int:
-    """Swap in the files of `rebatch`; returns the bytes freed. `erased` are those of the job."""
+    """Swap in the files of `rebatch`; returns the bytes freed. `erased` is the value of the job."""
     applied = _applied(erased)
     return sum(
         log.structure.replace_segments(swap.old, swap.new, lineage=lineage, erased=applied)

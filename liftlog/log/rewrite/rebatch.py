@@ -1,7 +1,7 @@
 """Joins the small batches of a sealed segment.
 
-Publishers that wait for each ack produce batches of one record. The fixed work for such a batch (a
-header, a checksum and a dozen small steps) costs every reader time.
+Publishers that wait for each ack produce batches of one record. Each such batch costs every reader
+a fixed time, for a header, a checksum and a dozen small steps.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _MAX_INFLATED_BYTES = 16 * WINDOW_BYTES
 MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
 _WRITE_BYTES = 1024 * 1024
 _SYNC_BYTES = 4 * 1024 * 1024
-"""Bytes between two syncs of a job: 4 MiB, so that the daemon's own syncs wait only for few of the
-job's bytes."""
+"""Number of bytes between two syncs of a job: 4 MiB. Because of this limit, a sync of the daemon
+waits only for few bytes of the job."""
 
 
 class SourceDamaged(LiftlogError):

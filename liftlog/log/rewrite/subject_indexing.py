@@ -31,17 +31,17 @@ from liftlog.records.format import (
 )
 
 MOST_PART = 5
-"""An index takes at most 1/5 of the size of its segment."""
+"""Divisor: an index takes at most 1/5 of the size of its segment."""
 
 MOST_BYTES = 64 * 1024 * 1024
-"""Maximum size of an index, which is in memory while it is made."""
+"""Maximum size of an index in bytes. The index is in memory while it is made."""
 
 _CHAPTER_BYTES = 8 * 1024 * 1024  # without values
 _LEAST_BATCH_BYTES = 4096  # average; smaller batches take too long, and a job will join them
 _SOON = 4 * 1024 * 1024  # after this number of bytes, the average batch size is clear
 _MANY_RUNS = 10_000  # encoding them takes a second; no index if each has few records
 _MOST_RUNS = 100_000  # in a chapter, if they have few records
-_LEAST_RECORDS = 8  # per run, on average; with fewer, a sketch finds records as fast
+_LEAST_RECORDS = 8  # minimum per run on average; below it, a sketch is as fast
 _LEVEL = 1  # level of zlib; level 6 takes twice as long and saves a sixteenth
 
 _NOTHING = np.empty(0, np.uint8)  # not a view into a batch, which would keep the batch in memory

@@ -14,10 +14,11 @@ A head of 0 bytes means that the batch must be read whole, because it is compres
 have less than LEAST_VALUES_BYTES in total. NO_CHECKS as first value check means that the values of
 the batch have no checks of their own, because they have less than LEAST_VALUE_BYTES on average.
 Other batches with a head have one value check for each record: u32, the CRC-32C of the bytes of the
-value, also of an empty one.
+value. An empty value has a check, too.
 
-A segment whose batches have less than LEAST_BATCH_BYTES on average has neither entries nor checks:
-hardly any batch would have a head, but every reader would keep an entry for each batch in memory.
+A segment has neither entries nor checks if its batches have less than LEAST_BATCH_BYTES on average.
+In such a segment hardly any batch would have a head, but every reader would keep an entry for each
+batch in memory.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def find_resync(
     """Find the first good batch in (position, end), after a bad batch of `offset` at `position`.
 
     `header` is the header of the bad batch, if it is readable and continues the log. `end` is the
-    end of the data or a known border; `end_offset` is the offset that a chain must reach at `end`;
-    None if this offset is unknown. Memory and time are bounded for any input. Raises OSError.
+    end of the data or a known border. `end_offset` is the offset that a chain must reach at `end`,
+    or None if this offset is unknown. Memory and time are bounded for any input. Raises OSError.
     """
     headers = Headers(file)
     if end_offset is None:
@@ -134,8 +134,8 @@ def _readable_end(file: File, position: int, end: int) -> int:
     """Return the end of the readable bytes, at which a chain without a known end offset may end.
 
     An unreadable page in the allocated space after the last batch counts as data, because its
-    content is unknown. But the last batch ends before the zeros in front of this page, and no chain
-    can continue after these zeros.
+    content is unknown. But there are zeros between the last batch and this page, and no chain can
+    continue after zeros.
     """
     used = readable_end(file, position, end) - position
     return min(end, position + (used + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)

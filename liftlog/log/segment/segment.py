@@ -30,8 +30,8 @@ class Segment:
     ignore bytes past it.
 
     Two monotonic times, 0 if unknown, give the age of the segment independently of wall clocks. At
-    `held_since_ns` this process had all records of the segment; if `is_timed`, the newest record
-    was stored at exactly that time. The file exists unchanged since `listed_since_ns`.
+    `held_since_ns` this process had all records of the segment. If `is_timed` is true, the newest
+    record was stored at exactly that time. The file has not changed since `listed_since_ns`.
     """
 
     __slots__ = (

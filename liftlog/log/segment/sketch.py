@@ -112,8 +112,8 @@ class Blocks(NamedTuple):
 
 
 class ValueChecks(NamedTuple):
-    """The place of the value checks, which extend to the end of the file, and the checksum of all
-    of them."""
+    """The place and the checksum of the value checks, which extend to the end of the file. One
+    checksum covers all value checks."""
 
     position: int
     size_bytes: int
@@ -254,8 +254,8 @@ def read_sketch(
     fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
 ) -> Sketch | None:
     """Read a sketch; None if the sketch is missing, damaged, or belongs to another state of the
-    segment. Does not read the value checks, the longest part of a sketch, which `read_value_checks`
-    reads. Raises OSError for transient errors."""
+    segment. Does not read the value checks, which are the longest part of a sketch;
+    `read_value_checks` reads them. Raises OSError for transient errors."""
     path = sketch_path(log_path)
     try:
         if not fs.exists(path):
@@ -295,7 +295,7 @@ def _read(file: File, segment: SegmentEntry, lineage: str) -> Sketch | None:
 def read_value_checks(
     fs: FileSystem, log_path: Path, place: ValueChecks
 ) -> NDArray[np.uint32] | None:
-    """Return all value checks of a sketch; None if the checksums are unreadable or damaged."""
+    """Return all value checks of a sketch; None if they are unreadable or damaged."""
     try:
         with closing(fs.open(sketch_path(log_path), writable=False)) as file:
             raw = file.pread(place.size_bytes, place.position)

@@ -148,8 +148,9 @@ def index_parts(
 ) -> list[Buffer]:
     """Return the content of the index file, in parts.
 
-    `subjects` are tuples of a name, a flag that the name is escaped, and the number of the
-    subject's first run. `runs` are the entries of the runs, with positions in `content`.
+    Each of the `subjects` is a tuple of a name, a flag that is True if the name is escaped, and the
+    number of the subject's first run. `runs` are the entries of the runs, with positions in
+    `content`.
     """
     sizes = [len(name) for name, *_ in subjects]
     names = b"".join([name for name, *_ in subjects])

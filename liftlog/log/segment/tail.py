@@ -184,7 +184,7 @@ def judge_tail(
 ) -> Verdict:
     """Decide if a damaged tail is cut or kept.
 
-    A stream has at most one write in flight, so only the last commit group can be un-acked.
+    A stream has at most one write in flight, so all commit groups except the last one were acked.
     """
     acked_end = max(recovery_point, slot.acked_end if slot else 0)
     exact = slot is not None and slot.exact
@@ -199,11 +199,11 @@ def judge_tail(
     if exact:
         # The slot is exact, and shows that the tail was not acked.
         return Verdict(True, damage.offset, damage.offset)
-    # A power cut: the last update of the slot may be lost. So an interrupted write cannot be
-    # distinguished from an acked one that was damaged later. No offset is used again.
+    # After a power cut, the last update of the slot may be lost. So an interrupted write cannot be
+    # distinguished from an acked write that was damaged later. No offset is used again.
     if behind is not None:
-        # A flipped bit damages only one batch. And if another commit group follows the batch, the
-        # batch was acked.
+        # A flipped bit damages only one batch. And if another commit group follows the damaged
+        # batch, the batch was acked.
         return Verdict(False, behind.offset, behind.offset)
     if damage.unreadable:
         # The batch may once have been intact on disk and acked, so it is kept and reported.

@@ -68,8 +68,8 @@ def walk(
 
     The batch of `base_offset` begins at `position`. No batch extends beyond `size`. Between
     `data_end` and `size` the file has zeros that were allocated ahead. `index` is the index of a
-    sealed segment, `end_offset` the offset at which the log continues at `data_end`, if it is
-    known; `epochs` are the epochs of the manifest. Raises OSError, and UnsupportedFormat for data
+    sealed segment. `end_offset` is the offset at which the log continues at `data_end`, if it is
+    known. `epochs` are the epochs of the manifest. Raises OSError, and UnsupportedFormat for data
     of a newer liftlog.
     """
     window = FileWindow(file, size, window_bytes)

@@ -1,8 +1,8 @@
 """Cuts records out of a batch, in its bytes.
 
-The bytes of all other records are copied in stretches, as they are. Only the numbers that depend on
-the records are computed again: the ends of items, the offset deltas, the header. So a cut takes a
-few steps for each column and for each erased record, but none for a remaining record. The result
+The bytes of the remaining records are copied unchanged, in stretches. Only the numbers that depend
+on the records are computed again: the ends of items, the offset deltas, the header. So a cut takes
+a few steps for each column and for each erased record, but none for a remaining record. The result
 has the same bytes as `encode_columns` of the other records.
 """
 
@@ -41,7 +41,8 @@ Items = TypeVar("Items", bound=NDArray[Any])
 
 _HEADER_PLACE = bytes(HEADER_SIZE)
 MOST_STRETCHES = 256
-"""If the other records lie in more stretches, it is faster to encode them again."""
+"""Maximum number of stretches for a cut. With more stretches, it is faster to encode the remaining
+records again."""
 _ROWS = memoryview(np.arange(MAX_BATCH_RECORDS, dtype=np.uint32).tobytes())
 """The offset deltas of a batch without holes."""
 

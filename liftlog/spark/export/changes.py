@@ -52,8 +52,8 @@ MOST_CHANGES = 16
 one, because a reader needs a request for each file."""
 
 _SMALL_TABLE = 1024 * 1024
-"""Below this size, in bytes, footers are most of the bytes of a file, so that the size of the file
-depends little on the number of rows."""
+"""Size in bytes below which a file consists mostly of its footer. The size of such a file depends
+little on its number of rows."""
 
 _KEYS_PER_TASK = 8
 """Number of buckets of a task that looks for changed keys. Such a task reads only keys and offsets,

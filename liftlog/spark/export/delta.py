@@ -52,8 +52,8 @@ _RECENT_COMMITS = 8
 _HISTORY_STEPS = (_RECENT_COMMITS, 256, None)
 _RUNS_BETWEEN_SWEEPS = 128
 
-# Delta keeps its commits for this time. So the last export can be found if it is not older,
-# regardless of the number of commits of other writers. Delta's default is a month.
+# Delta keeps its commits for this time. Within this time the last export can be found, regardless
+# of the number of commits of other writers. Delta's default is a month.
 _CONFIGURATION = {"delta.logRetentionDuration": "interval 365 days"}
 
 

@@ -89,8 +89,8 @@ class SparkEngine:
             target=_tell_progress, args=(self._spark, phase, tell, over), daemon=True
         )
         try:
-            # Spark looks up data sources in the session of the calling thread. Only in the thread
-            # that created the session is this already set, so this call sets it.
+            # Spark looks up data sources in the session of the calling thread. Only the thread that
+            # created the session has this setting, so this call sets it for the present thread.
             self._spark.createDataFrame([], "nothing int")
             self._add_tag()
             watch.start()
