@@ -34,7 +34,7 @@ from liftlog.records.place import Epochs, Place
 LATEST_NS = 2**63 - 1
 _CUT_BYTES = 1024 * 1024
 """Maximum number of stored bytes, after the first batch, that one read examines to cut erased
-records. The limit also applies after decompression. It takes about a millisecond; see
+records. The limit also applies after decompression. Such a cut takes about a millisecond; see
 `reading.cuts_at`."""
 CLEAN_BYTES = 128 * 1024
 """Minimum size of a stretch of batches without erased records that is not copied. The cut slice
