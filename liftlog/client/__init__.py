@@ -50,7 +50,12 @@ if TYPE_CHECKING:
     )
     from liftlog.client.working.deliveries import WorkBatch, WorkMessage
     from liftlog.client.working.settings import ConsumerOptions
-    from liftlog.protocol.administration import ErasureProof, StreamExtent, StreamUpdate
+    from liftlog.protocol.administration import (
+        ErasedOffsets,
+        ErasureProof,
+        StreamExtent,
+        StreamUpdate,
+    )
     from liftlog.protocol.checkpoints import Checkpoint
     from liftlog.protocol.described import DaemonInfo, ErasureInfo, LeaseInfo, ProvenFile, Removal
     from liftlog.protocol.groups import GroupInfo
@@ -71,6 +76,7 @@ __all__ = [
     "ConsumerInfo",
     "ConsumerOptions",
     "DaemonInfo",
+    "ErasedOffsets",
     "ErasureInfo",
     "ErasureProof",
     "FetchAnswer",
@@ -145,6 +151,7 @@ _HOMES = {
     ),
     "client.working.settings": ("ConsumerOptions",),
     "protocol.administration": (
+        "ErasedOffsets",
         "ErasureProof",
         "StreamExtent",
         "StreamUpdate",

@@ -25,6 +25,7 @@ MAX_EXTENTS = 4096
 MAX_ERASED_RANGES = 4096
 MAX_SHOWN_SUBJECTS = 8
 MAX_ERASURES = 1000
+MAX_ERASED_PARTS = 4096
 
 
 # --- requests -------------------------------------------------------------------
@@ -136,6 +137,18 @@ class ProveErasure(Message):
     REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", NAME)
     erasure_id: str = key("e", LABEL, default="")
+
+
+class ListErasedOffsets(Message):
+    """Asks for the offsets of all records that were erased, also of those whose bytes are gone.
+    `after` is the newest erasure that the client knows: if there is none after it, the answer has
+    no offsets. The answer begins with the part (2^24 offsets) with number `part`."""
+
+    KIND: ClassVar[str] = "erasedoffsets"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    after: str = key("e", LABEL, default="")
+    part: int = key("p", uint(), default=0)
 
 
 class RemoveErased(Message):
@@ -308,6 +321,23 @@ class ErasuresAnswer(Message):
         return [ErasureInfo.from_wire(one) for one in self.erasures]
 
 
+class ErasedOffsetsAnswer(Message):
+    """Answer to erasedoffsets: at most about 4 MiB of bitmaps. `newest` is the newest erasure of
+    the stream, empty if there is none. `bitmaps` are Roaring bitmaps in the portable format, whose
+    bits are relative to the first offset of the part with the number at the same place in `parts`.
+    `next_part` is the number to ask for next, or None at the end. `unknown` is the number of
+    records that were erased, but whose offsets the daemon does not have any more."""
+
+    KIND: ClassVar[str] = "erasedset"
+    newest: str = key("e", LABEL)
+    parts: list[int] = key("p", array_of(uint(), MAX_ERASED_PARTS), default_factory=list)
+    bitmaps: list[bytes] = key(
+        "m", array_of(raw(0, 4 * 1024 * 1024), MAX_ERASED_PARTS), default_factory=list
+    )
+    next_part: int | None = key("n", uint(), default=None)
+    unknown: int = key("u", uint(), default=0)
+
+
 class ProofAnswer(Message):
     """Answer to prove. `files` are the files with a finding (`ProvenFile`), at most 1000."""
 
@@ -353,6 +383,20 @@ class ErasureProof(NamedTuple):
         return not self.files
 
 
+class ErasedOffsets(NamedTuple):
+    """The offsets of all records of a stream that were erased until now. `newest` is the id of the
+    newest erasure, empty if there is none. `unknown` is the number of erased records whose offsets
+    the daemon does not have any more.
+
+    `bitmaps` are Roaring bitmaps in the portable format, by number: the offset of a bit is the
+    number times 2^24, plus the bit.
+    """
+
+    newest: str
+    bitmaps: dict[int, bytes]
+    unknown: int
+
+
 class StreamExtent(NamedTuple):
     """Approximate size of the records [first_offset, next_offset) in the log."""
 
@@ -394,6 +438,7 @@ REQUESTS: tuple[type[Message], ...] = (
     EraseRecords,
     ListErasures,
     ProveErasure,
+    ListErasedOffsets,
     RemoveErased,
     AcquireLease,
     RenewLease,
@@ -411,6 +456,7 @@ ANSWERS: tuple[type[Message], ...] = (
     ExtentsAnswer,
     Erased,
     ErasuresAnswer,
+    ErasedOffsetsAnswer,
     ProofAnswer,
     DaemonAnswer,
 )

@@ -51,6 +51,7 @@ _VALUES: tuple[type, ...] = (
     client.LeaseInfo,
     client.ErasureInfo,
     client.ErasureProof,
+    client.ErasedOffsets,
     client.ProvenFile,
     client.Checkpoint,
     client.GroupInfo,

@@ -90,6 +90,7 @@ def show(summary: Summary, *, dry_run: bool) -> None:
             f"{summary.sequence}: {plural(summary.table_rows, 'row')} in "
             f"{plural(summary.table_files, 'file')}, {show_size(summary.table_bytes)}",
         ),
+        *_erased(summary),
         ("checkpoint", summary.checkpoint),
         ("seconds", f"{summary.seconds:.1f}"),
     ]
@@ -104,6 +105,14 @@ def _kind(summary: Summary) -> str:
 def _share(summary: Summary) -> str:
     """Return the share of the table that the run has written."""
     return f", {summary.written_share:.1%} of the table" if summary.table_bytes else ""
+
+
+def _erased(summary: Summary) -> list[tuple[str, str]]:
+    """Return a line about the rows of erased records."""
+    if not summary.erased_rows:
+        return []
+    rows = plural(summary.erased_rows, "row")
+    return [("erased", f"{rows} removed; the files of older snapshots still have them")]
 
 
 def _losses(summary: Summary) -> list[tuple[str, str]]:

@@ -76,6 +76,7 @@ def count_progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
 
 _PHASES = {
     "start": "starting Spark",
+    "erase": "removing erased rows",
     "scan": "reading the stream",
     "merge": "merging keys",
     "optimize": "merging files",

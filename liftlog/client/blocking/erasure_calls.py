@@ -11,8 +11,11 @@ from liftlog.client.reading.read_options import Filter
 from liftlog.client.requests import erase_request
 from liftlog.protocol.administration import (
     Erased,
+    ErasedOffsets,
+    ErasedOffsetsAnswer,
     ErasureProof,
     ErasuresAnswer,
+    ListErasedOffsets,
     ListErasures,
     ProofAnswer,
     ProveErasure,
@@ -96,3 +99,24 @@ class SyncErasureCalls(SyncConsumerCalls):
         LimitExceeded, UnknownRequest.
         """
         return (self._call(ProveErasure(stream, erasure_id), ProofAnswer)).proof
+
+    def erased_offsets(self, stream: str, after: str = "") -> ErasedOffsets:
+        """Return the offsets of all erased records of a stream, also of those whose bytes are gone,
+        so that a copy of the stream can remove them, too.
+
+        `after` is `newest` of an earlier call. If no erasure followed, the result has no offsets.
+        Needs the operation `read` on the whole stream. Raises StreamNotFound, Forbidden,
+        LimitExceeded, UnknownRequest.
+        """
+        bitmaps: dict[int, bytes] = {}
+        part: int | None = 0
+        newest: str | None = None
+        unknown = 0
+        while part is not None:
+            request = ListErasedOffsets(stream, after, part)
+            answer = self._call(request, ErasedOffsetsAnswer)
+            bitmaps.update(zip(answer.parts, answer.bitmaps, strict=True))
+            # A later erasure may miss in the first parts: the next call asks for it again.
+            newest = answer.newest if newest is None else newest
+            part, unknown = answer.next_part, answer.unknown
+        return ErasedOffsets(newest or "", bitmaps, unknown)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ ERASURES_NAME = "erasures"
 MOST_BYTES = 32 * 1024 * 1024
 """Size in bytes at which the file is written again. Afterwards it has at most about 5/8 of this
 size."""
+STEP_LINES = 1000
+"""Number of lines that are parsed in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ def _shorten(fs: FileSystem, directory: Path) -> None:
     while at and len(lines[at - 1]) < room:
         at -= 1
         room -= len(lines[at]) + 1
-    oldest = [_line(_content(one)) for one in _in_short(_entries(lines[:at]))]
+    oldest = [_line(_content(one)) for one in _in_short(_all_of(ErasureReader(lines[:at])))]
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     file = fs.open(temporary, create=True)
     try:
@@ -160,10 +163,63 @@ def _line(content: dict[str, Any]) -> bytes:
     return b"crc32c=%08x %b\n" % (crc32c(text), text)
 
 
+class ErasureReader:
+    """Reads the list of the erasures of a stream in steps, because a long list takes seconds. Used
+    by one thread at a time."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = iter(lines)
+        self._found: dict[str, Erasure] = {}
+
+    @classmethod
+    def open(cls, fs: FileSystem, directory: Path) -> ErasureReader:
+        """Read the file, if it exists. Raises OSError."""
+        path = directory / ERASURES_NAME
+        return cls(_read(fs, path).split(b"\n") if fs.exists(path) else ())
+
+    @property
+    def entries(self) -> Sequence[Erasure]:
+        """The erasures of the lines so far, oldest first."""
+        return list(self._found.values())
+
+    def step(self, count: int) -> bool:
+        """Parse at most `count` further lines. Returns False at the end."""
+        some = list(islice(self._lines, count))
+        for content in _parsed(some):
+            self._add(content)
+        return len(some) == count
+
+    def _add(self, content: dict[str, Any]) -> None:
+        if len(content) == 1:
+            ((name, erasure_id),) = content.items()
+            if erasure_id in self._found:
+                one = self._found[erasure_id]
+                self._found[erasure_id] = replace(
+                    one, done=one.done or name == "done", now=one.now or name == "now"
+                )
+            return
+        for name in ("ranges", "offsets"):
+            content[name] = tuple([tuple(pair) for pair in content.get(name, ())])
+        self._found[content["erasure_id"]] = Erasure(**content)
+
+
 def read_erasures(fs: FileSystem, directory: Path) -> Sequence[Erasure]:
     """Return the erasures of a stream, oldest first. Raises OSError."""
+    return _all_of(ErasureReader.open(fs, directory))
+
+
+def newest_erasure(fs: FileSystem, directory: Path) -> str:
+    """Return the id of the newest erasure of a stream; empty if there is none. Raises OSError."""
     path = directory / ERASURES_NAME
-    return _entries(_read(fs, path).split(b"\n")) if fs.exists(path) else ()
+    lines = _read(fs, path).split(b"\n") if fs.exists(path) else []
+    found = (one for one in _parsed(reversed(lines)) if len(one) > 1)
+    return next((str(one["erasure_id"]) for one in found), "")
+
+
+def _all_of(reader: ErasureReader) -> Sequence[Erasure]:
+    while reader.step(STEP_LINES):
+        pass
+    return reader.entries
 
 
 def _read(fs: FileSystem, path: Path) -> bytes:
@@ -172,23 +228,6 @@ def _read(fs: FileSystem, path: Path) -> bytes:
         return read_zeroed(file, file.size(), 0)
     finally:
         file.close()
-
-
-def _entries(lines: Iterable[bytes]) -> Sequence[Erasure]:
-    found: dict[str, Erasure] = {}
-    for content in _parsed(lines):
-        if len(content) == 1:
-            ((name, erasure_id),) = content.items()
-            if erasure_id in found:
-                one = found[erasure_id]
-                found[erasure_id] = replace(
-                    one, done=one.done or name == "done", now=one.now or name == "now"
-                )
-            continue
-        for name in ("ranges", "offsets"):
-            content[name] = tuple([tuple(pair) for pair in content.get(name, ())])
-        found[content["erasure_id"]] = Erasure(**content)
-    return list(found.values())
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:

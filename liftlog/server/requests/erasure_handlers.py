@@ -5,6 +5,7 @@ from __future__ import annotations
 from liftlog.errors import Forbidden
 from liftlog.protocol.administration import (
     EraseRecords,
+    ListErasedOffsets,
     ListErasures,
     ProveErasure,
     RemoveErased,
@@ -41,6 +42,18 @@ async def _prove(caller: Caller, message: ProveErasure) -> Message:
     party = caller.principal or caller.peer
     only = _only_own(caller, message.stream)
     return await caller.broker.erasing.prove(message.stream, message.erasure_id, party, only)
+
+
+@handles(ListErasedOffsets, "read", at=At.LEADER)
+async def _offsets(caller: Caller, message: ListErasedOffsets) -> Message:
+    gate, principal, stream = caller.gate, caller.principal, message.stream
+    if gate.readable_subjects(principal, stream, peer=caller.peer) is not None:
+        raise Forbidden(
+            f"the offsets of erased records of {stream!r} need read on the whole stream",
+            hint="grant read on the stream without subjects",
+        )
+    party = principal or caller.peer
+    return await caller.broker.erasing.erased_offsets(stream, message.after, message.part, party)
 
 
 @handles(RemoveErased, "erase", at=At.LEADER)

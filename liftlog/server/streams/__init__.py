@@ -7,6 +7,8 @@ hosted           the streams with a copy here: serves, attaches, rests and ends 
 administration   changes streams while they run
 erasing          selects and erases records of a stream, in turns
 erasures         lists erasures with the bytes that are left of each; proves that none are left
+erased_offsets   collects the offsets of all erased records, for copies outside the stream
+places           requests about the erased records of a stream take turns
 settings         compares, merges and stores a stream's settings
 making           opens streams from disk, and creates new ones with all their parts
 dedupe_restoring restores the message ids of a stream after a start

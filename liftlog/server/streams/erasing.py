@@ -13,12 +13,10 @@ import hashlib
 import json
 import logging
 import secrets
-import weakref
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
-from liftlog.errors import Conflict, InvalidArgument, LimitExceeded, NotReady, ShuttingDown
+from liftlog.errors import Conflict, InvalidArgument, NotReady, ShuttingDown
 from liftlog.log import Log
 from liftlog.log.erased import ErasedSet
 from liftlog.log.erasing import Chosen, Selection, joined
@@ -27,6 +25,7 @@ from liftlog.log.files.filesystem import storage_errors
 from liftlog.protocol.administration import (
     MAX_ERASED_RANGES,
     Erased,
+    ErasedOffsetsAnswer,
     EraseRecords,
     ErasuresAnswer,
     ProofAnswer,
@@ -35,6 +34,7 @@ from liftlog.records.columns import selection as filters
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.administration import Administration
+from liftlog.server.streams.erased_offsets import ErasedOffsetsReader
 from liftlog.server.streams.erasures import (
     Progress,
     begin_proof,
@@ -43,14 +43,11 @@ from liftlog.server.streams.erasures import (
     to_remove,
 )
 from liftlog.server.streams.hosted import HostedStreams
+from liftlog.server.streams.places import Places
 from liftlog.server.streams.settings import check_incarnation
 
 logger = logging.getLogger("liftlog.server")
 
-MOST_WAITING = 16
-"""Maximum number of requests that wait for an erasure or a selection of one stream."""
-MOST_OF_PARTY = 4
-"""Maximum number of requests of one party that wait, of all streams."""
 _MAX_REASON = 256
 _MOST_LISTED_BYTES = 8 * 1024 * 1024
 """If the bitmaps of an erasure are larger, the list of erasures has only its ranges."""
@@ -124,7 +121,10 @@ class Erasing:
         self._hosted = hosted
         self._now_ns = now_ns
         self._finder = finder
-        self._places = _Places()
+        # An erasure makes the selections of concurrent requests stale, and repeating a selection
+        # would take long.
+        self._places = Places()
+        self._readers = Places()
 
     # --- for requests ---
 
@@ -272,6 +272,20 @@ class Erasing:
                 pass
             return search.answer()
 
+    async def erased_offsets(
+        self, name: str, after: str, part: int, party: Hashable
+    ) -> ErasedOffsetsAnswer:
+        """Return the offsets of all erased records from a part on, unless `after` is the newest
+        erasure. Raises NotReady, LimitExceeded, StorageError."""
+        host, finder = self._administration.running(name), self._finder()
+        if finder is None:
+            raise NotReady("the daemon does not search its streams yet", hint="try again")
+        async with self._readers.of(host, party):
+            reading = ErasedOffsetsReader(host.log, after, part)
+            while await finder.run(party, reading.step):
+                pass
+            return reading.answer()
+
     # --- parts ---
 
     def _remover(self) -> Cleaner:
@@ -344,41 +358,6 @@ class _Made(NamedTuple):
     requested: Ranges
     selector: str = ""
     now: bool = False
-
-
-class _Places:
-    """Lets the erasures and selections of each stream run one at a time. An erasure makes the
-    selections of concurrent requests stale, and repeating a selection would take long."""
-
-    def __init__(self) -> None:
-        self._locks: weakref.WeakKeyDictionary[StreamHost, asyncio.Lock] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._waiting: Counter[Hashable] = Counter()
-
-    @contextlib.asynccontextmanager
-    async def of(self, host: StreamHost, party: Hashable) -> AsyncIterator[None]:
-        """Wait for the turn of a request. Raises LimitExceeded if too many requests wait
-        already."""
-        lock, waiting = self._locks.setdefault(host, asyncio.Lock()), self._waiting
-        of_stream, of_party = ("stream", host.name), ("party", party)
-        if waiting[of_stream] >= MOST_WAITING or waiting[of_party] >= MOST_OF_PARTY:
-            raise LimitExceeded(
-                f"too many requests to erase records of {host.name} wait already",
-                hint="try again when the others have ended",
-            )
-        waiting.update((of_stream, of_party))
-        try:
-            await lock.acquire()
-        finally:
-            for one in (of_stream, of_party):
-                waiting[one] -= 1
-                if not waiting[one]:
-                    del waiting[one]
-        try:
-            yield
-        finally:
-            lock.release()
 
 
 def check_can_erase(host: StreamHost, *, of_bucket: bool = False) -> None:

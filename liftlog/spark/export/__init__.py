@@ -11,6 +11,7 @@
     scanning               writes one range of the log to files
     merging                decides which files to rewrite; writes one bucket of keys to a file
     changes                merge on read: adds rows, and the offsets of the rows that they replace
+    erasing                removes rows of erased records: rewrites the files that hold them
     packing                decides which small files become one; writes their rows to a file
     files                  the files of the table, and the files that one phase passes to the next
     buckets                divides keys among merge tasks

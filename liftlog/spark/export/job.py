@@ -1,7 +1,8 @@
 """One run of the export, from the previous snapshot of the table to the next one.
 
     1  read the newest snapshot, and fix the end: take a lease up to the current high watermark
-    2  scan [end of the snapshot, high watermark) into files of this run
+    2  if records were erased since, rewrite the files that hold their rows, without these rows;
+       scan [end of the snapshot, high watermark) into files of this run
     3  in mode compacted, merge the newest records of keys with the snapshot's records into new
        files, or, with merge on read, add files of changes (`changes`); with --optimize, merge
        small files into a few large files
@@ -24,6 +25,7 @@ from liftlog.errors import Conflict, CorruptMetadata, LeaseGone, LiftlogError, S
 from liftlog.spark.daemon_transport import connect
 from liftlog.spark.export.buckets import BUCKET_BYTES
 from liftlog.spark.export.changes import Rows, add_changes, fold, must_fold
+from liftlog.spark.export.erasing import Erased, erased_since, without_erased
 from liftlog.spark.export.files import STAGED
 from liftlog.spark.export.merging import MergeWork, buckets_to_stage
 from liftlog.spark.export.opening import open_table, rows_in_doubt
@@ -52,8 +54,9 @@ class Summary:
     """The result of a run. If `committed` is false, the run had nothing to do, or was a dry run.
 
     `files`, `rows` and `size_bytes` describe the files that the run has written; `written_share` is
-    `size_bytes` divided by the size of the table. The fields `table_...` describe the table after
-    the run. `discards` describes removed rows that the stream no longer has. `lost` are the records
+    `size_bytes` divided by the size of the table. `erased_rows` is the number of rows of erased
+    records that were in the replaced files. The fields `table_...` describe the table after the
+    run. `discards` describes removed rows that the stream no longer has. `lost` are the records
     that this run could not read. `keys_in_doubt` is the number of keys in the table whose newest
     value may be among lost records.
     """
@@ -73,6 +76,7 @@ class Summary:
     files: int
     size_bytes: int
     written_share: float
+    erased_rows: int
     table_rows: int
     table_files: int
     table_bytes: int
@@ -112,6 +116,7 @@ class ExportJob:
         self._table = table or open_table(request)
         self._warnings: list[str] = []
         self._lost: tuple[Lost, ...] = ()
+        self._erased, self._erased_rows = Erased(), 0
         self._started = time.monotonic()
 
     def run(self) -> Summary:
@@ -129,6 +134,7 @@ class ExportJob:
                 return self._summary(dry_plan(client, request, previous), previous, None)
             engine = _OnDemand(self._make_engine)
             plan = plan_under_lease(client, request, previous)
+            self._erased = self._erasures(client, plan, previous)
             held = RenewedLease(
                 self._connect,
                 request.stream,
@@ -153,6 +159,8 @@ class ExportJob:
         if not is_up_to_date(previous, plan.beginning, plan.view):
             return True
         assert previous is not None
+        if self._erased.concerns(previous):
+            return True
         request = self._request
         if layout_of(request, previous, plan.beginning.mode) != previous.layout:
             return True
@@ -169,6 +177,20 @@ class ExportJob:
             check_replaces_unknown(self._request, error.message)
             self._warn(f"{error.message}; the table is replaced without checking its content")
             return None
+
+    def _erasures(self, client: SyncClient, plan: RunPlan, previous: Snapshot | None) -> Erased:
+        """Return the erased records whose rows the table may have."""
+        is_new = previous is None or plan.beginning.full
+        found = erased_since(client, self._request.stream, None if is_new else previous)
+        if is_new:
+            return Erased(found.newest)
+        if found.unknown:
+            self._warn(
+                f"{found.unknown} records of {self._request.stream} were erased so long ago that "
+                "their offsets are not known any more: if an earlier run has exported them, only "
+                "--full removes their rows"
+            )
+        return found
 
     # --- 2 and 3: the files ---
 
@@ -218,6 +240,7 @@ class ExportJob:
             lost=_lost_so_far(plan, previous, self._lost),
             removed=tuple(rows.removed),
             layout=layout_of(request, previous, beginning.mode),
+            erasures=self._erased.newest,
         )
 
     def _write(
@@ -237,6 +260,8 @@ class ExportJob:
         old = Rows([], [])
         if previous is not None and not beginning.full:
             old = Rows(list(previous.files), list(previous.removed))
+            erasing = PackWork(self._table.store.uri, directory, request.columns)
+            old, self._erased_rows = without_erased(engine, self._tell, erasing, old, self._erased)
         ranges = plan.ranges(client, range_bytes)
         most_bytes = len(ranges) * range_bytes
         buckets = buckets_to_stage([*old.files, *old.removed], most_bytes, bucket_bytes)
@@ -357,6 +382,7 @@ class ExportJob:
             files=len(files),
             size_bytes=size_bytes,
             written_share=round(size_bytes / table_bytes, 6) if table_bytes else 0.0,
+            erased_rows=self._erased_rows,
             table_rows=0 if now is None else now.rows,
             table_files=0 if now is None else len(now.all_files),
             table_bytes=table_bytes,

@@ -110,6 +110,8 @@ class Snapshot:
     lost: tuple[Lost, ...] = ()
     removed: tuple[DataFile, ...] = ()
     layout: Layout = "copy-on-write"
+    erasures: str = ""
+    """The id of the newest erasure whose records the table lacks; empty if there was none."""
 
     @property
     def all_files(self) -> tuple[DataFile, ...]:
@@ -219,7 +221,7 @@ _WANTED: dict[str, type] = {
     "Kind": str,
     "Layout": str,
 }
-_LATER = {"layout": "copy-on-write", "removed_rows": 0}
+_LATER = {"layout": "copy-on-write", "removed_rows": 0, "erasures": ""}
 """Fields that manifests of the first versions lack, with the values to use in this case."""
 
 

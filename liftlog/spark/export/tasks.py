@@ -16,8 +16,8 @@ from liftlog.spark.export.files import StagedFile
 from liftlog.spark.export.snapshot import DataFile, Lost, file_from
 
 Tell = Callable[[str, int, int], None]
-"""Reports progress: phase ("scan", "merge", "optimize"), number of finished tasks, number of
-tasks."""
+"""Reports progress: phase ("erase", "scan", "fold", "merge", "optimize"), number of finished tasks,
+number of tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class TaskResult:
 
     `files` become part of the table, and `staged` is input of the merge. `lost` are records that
     could not be read. `removed` maps older files to the number of their rows with offsets in the
-    new file of kind "removed".
+    new file of kind "removed", or to the number of their erased rows.
     """
 
     files: tuple[DataFile, ...] = ()

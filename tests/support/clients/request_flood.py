@@ -346,6 +346,7 @@ def _of_streams(world: FloodWorld) -> Requests:
         "erasures": [{"s": "spent"}],
         "eraseremove": [{"s": "spent"}],
         "prove": [{"s": "spent"}, {"s": "big"}],
+        "erasedoffsets": [{"s": "spent"}, {"s": "big"}],
         "lease": [{"s": "spent", "o": "earliest", "t": 60_000}],
         "renew": [{"s": "big", "l": world.lease, "t": 3_600_000}],
         "release": [{"s": "big", "l": "none"}],

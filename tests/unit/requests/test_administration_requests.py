@@ -222,6 +222,7 @@ def test_both_clients_have_the_same_methods() -> None:
         "erase",
         "erasures",
         "prove",
+        "erasedoffsets",
         "eraseremove",
         *[kind.KIND for kind in kinds],
     }
@@ -256,7 +257,7 @@ NEEDS_ADMIN: list[tuple[str, tuple[Any, ...]]] = [
 def test_every_request_is_answered_behind_the_gate() -> None:
     operations = {kind.KIND: HANDLERS[kind].operation for kind in messages.REQUESTS}
     admin = ("update", "pause", "resume", "readonly", "truncate")
-    read = ("lease", "renew", "release", "leases", "extents")
+    read = ("lease", "renew", "release", "leases", "extents", "erasedoffsets")
     assert operations == {
         **dict.fromkeys(admin, "admin"),
         **dict.fromkeys(read, "read"),

@@ -26,7 +26,8 @@ from liftlog.sequencing import MessageRun
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.reading import selecting
 from liftlog.server.reading.fairness import FairThreads
-from liftlog.server.streams.erasing import MOST_OF_PARTY, MOST_WAITING, Eraser, Wanted
+from liftlog.server.streams.erasing import Eraser, Wanted
+from liftlog.server.streams.places import MOST_OF_PARTY, MOST_WAITING
 
 SUBJECTS = [b"s.a", b"s.b", b"s.b.c", b"s.d"]
 COUNT = 240
