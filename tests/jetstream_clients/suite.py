@@ -21,10 +21,10 @@ BUILD = REPOSITORY / "build/jetstream-clients"
 
 OBJECTS = "object stores"
 PLACES = "clusters, accounts, domains, mirrors"
-CLIENT = "the client alone, or other versions of the server"
+CLIENT = "only the client, or other versions of the server"
 OLDER = "an older API of the client, for streams, consumers, buckets and objects"
 UNKNOWN = "batches and schedules of messages"
-SWITCHED_OFF = "what the suite itself switches off"
+SWITCHED_OFF = "tests that the suite itself disables"
 ELSEWHERE = "connections, logins, TLS, plain messages and services"
 """The reason for tests that do not use JetStream."""
 KINDS = (OBJECTS, PLACES, UNKNOWN, OLDER, CLIENT, SWITCHED_OFF)
