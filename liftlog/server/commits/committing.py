@@ -6,13 +6,13 @@ calls `begin_part`, syncs, and calls `end_part`. If a stream commits alone, this
 same inside the event loop while syncs are fast; otherwise a writer thread writes and syncs the
 group. With `durability: interval` a flush commits many groups at once.
 
-The gate decides when a group that is stored here is committed. With one copy it is committed at
-once. With several copies the group is *held* until the other nodes have it; the next group can be
-written in the meantime.
+The gate decides when a group that is stored on this node is committed. With one copy it is
+committed at once. With several copies the group is *held* until the other nodes have it. The next
+group can be written in the meantime.
 
-Code that writes to a stream in another way, such as appending batches fetched from another node,
-belongs in a separate module in this package: such code shares the log, its turns and its waiting
-callers, but not the sequencer.
+Other code may write to a stream without the sequencer, for example to append batches that were
+fetched from another node. Such code belongs in a separate module of this package. It shares the
+log, the turns and the waiting callers with this module.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from liftlog.settings import StreamSettings
 logger = logging.getLogger("liftlog.server.stream")
 
 FOLLOWED_INLINE_BYTES = 512 * 1024
-"""In a stream with followers, a group of up to this size is written inside the event loop while
-syncs are fast, regardless of its number of messages. A write in a thread needs two handovers, one
-to wake the followers and one to report the end, and under load the handovers take longer than the
-write."""
+"""In a stream with followers, a group of up to this size (in bytes) is written inside the event
+loop while syncs are fast, regardless of its number of messages. A write in a thread needs two
+handovers: one to wake the followers, and one to report the end. Under load the handovers take
+longer than the write."""
 
 ROUND_BYTES = 256 * 1024
 """Maximum size, in bytes, of a group that is part of a round. Compressed groups must be smaller,
@@ -70,11 +70,11 @@ class CommitResources(Protocol):
 class GroupCommits:
     """Writes the groups of one stream. Belongs to the event loop.
 
-    `fail` stops the stream: it is called with a reason if the state of the log is unknown.
-    `step_down` ends this node's leadership: it is called if followers may hold records that this
+    `fail` stops the stream. It is called with a reason if the state of the log is unknown.
+    `step_down` ends this node's leadership. It is called if followers may hold records that this
     node drops.
 
-    The high watermark moves in `_finish` and `commit_up_to`, and nowhere else.
+    Only `_finish` and `commit_up_to` move the high watermark.
     """
 
     def __init__(
@@ -154,21 +154,21 @@ class GroupCommits:
 
     @property
     def waiting_bytes(self) -> int:
-        """Size, in bytes, of the messages of which no group was made yet."""
+        """Size, in bytes, of the waiting messages that are in no group yet."""
         return self._sequencer.pending_bytes - self._sequencer.held_bytes
 
     @property
     def stalls(self) -> bool:
-        """True if the last write or the last sync took so long that it must not be repeated in the
-        event loop, and must not delay a round."""
+        """True if the last write or sync was too slow. Then the event loop must not write or sync,
+        and the stream must not delay a round."""
         return self._sync_stalls or self._writer.stalls
 
     def begin_part(self) -> CommitGroup | None:
         """Append the next group and send it to the followers. Call this while no job runs.
 
-        Returns the group, whose answers are ready, if `sync` has to come next and then `end_part`.
-        Otherwise, for example if the append has failed, all callers are answered, and None is
-        returned.
+        Returns the group if it must be synced: the caller then calls `sync` and `end_part`. The
+        answers of the group are ready. Returns None in all other cases, for example if the append
+        has failed. All callers are then answered.
         """
         group = self._sequencer.take_group()
         if group is None:
@@ -190,8 +190,8 @@ class GroupCommits:
         return None
 
     def sync(self) -> Exception | None:
-        """Sync the log, in any thread; returns the error. Nothing else may use the log meanwhile,
-        except readers."""
+        """Sync the log, in any thread. Returns the error. During the call, nothing except readers
+        may use the log."""
         try:
             self._log.sync()
         except Exception as error:  # noqa: BLE001  # `_take_back` decides what it means
@@ -199,10 +199,10 @@ class GroupCommits:
         return None
 
     def end_part(self, group: CommitGroup, error: Exception | None) -> None:
-        """Answer the group of `begin_part` after its sync, or take it back after an error."""
+        """Answer the group of `begin_part` after its sync. After an error, take it back."""
         if group is self._sequencer.oldest_out:
             self._finish(group, error)
-        elif isinstance(error, SyncFailed):  # the leadership ended: no one waits for an answer
+        elif isinstance(error, SyncFailed):  # no caller waits: the leadership ended
             self._abandon_tail(error, keep_offsets=False)
         self._observe_sync()
 
@@ -211,7 +211,7 @@ class GroupCommits:
         group = self.begin_part()
         if group is not None:
             self.end_part(group, self.sync())
-        else:  # the append may have synced, or a flush before it
+        else:  # the log may have been synced by the append, or by an earlier flush
             self._observe_sync()
         self._observed.inline_commits += 1
         self._shared.inline.spent(time.perf_counter() - started)
@@ -237,10 +237,11 @@ class GroupCommits:
             partial(self.end_part, group),
             self._appended if self._has_followers else None,
         )
-        self._sequencer.prepare_answers(group)  # while the thread writes
+        self._sequencer.prepare_answers(group)  # runs while the thread writes
 
     def _appended(self) -> None:
-        if self._sequencer.oldest_out is not None:  # False if the leadership has ended meanwhile
+        # No group is out if the leadership has ended meanwhile.
+        if self._sequencer.oldest_out is not None:
             self._gate.written(self._writer.written)
 
     def _observe_sync(self) -> None:
@@ -300,13 +301,13 @@ class GroupCommits:
         self._own_records.committed(high_watermark)
 
     def commit_up_to(self, offset: int) -> None:
-        """Note that records below `offset` are committed, up to the end of the records that are
-        stored on this node."""
+        """Note that all records below `offset` are committed. Only records that are stored on this
+        node count."""
         self._release(self._log.commit_up_to(offset))
 
     @property
     def held_seconds(self) -> float:
-        """Time since the last release while a group is held; 0.0 if no group is held."""
+        """Time, in seconds, since the last release if a group is held; 0.0 if no group is held."""
         return time.monotonic() - self._held_since if self._sequencer.is_holding else 0.0
 
     # --- a group that failed ---
@@ -326,16 +327,17 @@ class GroupCommits:
         durable_end = self._log.durable_end_offset
         acked_before_sync = self._settings.durability != "fsync"
         if isinstance(error, SyncFailed):
-            # If acks were sent before the sync, readers and publishers have seen those offsets.
-            # Such offsets are not used again, and the loss is recorded. Other offsets are used
-            # again; if a follower may have received their records, a new epoch must begin first.
+            # If acks were sent before the sync, readers and publishers have seen the offsets of
+            # these records. Such offsets are not used again, and the loss is recorded. All other
+            # offsets are used again. If a follower may have received their records, a new epoch
+            # must begin first.
             if not self._abandon_tail(error, keep_offsets=acked_before_sync):
                 return
             if self._has_followers:
                 self._step_down(f"a sync failed ({error}) that followers did not wait for")
                 return
-        # Any other error comes from the append, which has rolled itself back: the log ends where it
-        # ended before the append, and earlier records are intact.
+        # Any other error comes from the append, and the append has been rolled back. The log ends
+        # where it ended before the append, and earlier records are intact.
         self._nack(group, error)
         if isinstance(error, SyncFailed) and acked_before_sync:
             self._subjects.lost_from(durable_end)
@@ -373,8 +375,9 @@ class GroupCommits:
         self._waiters.wake(self._log.high_watermark)
 
     def _take_back_waiting(self, error: Exception) -> None:
-        """Handle a failed sync of records that were acked before it, with `durability: interval` or
-        `os`. Record the offsets of these records as lost, and nack the waiting messages."""
+        """Handle a failed sync of records that were acked before their sync, with `durability:
+        interval` or `os`. Record the offsets of these records as lost, and nack the waiting
+        messages."""
         self._take_back(None, error)
 
     def give_up(self, reason: str) -> None:
@@ -423,8 +426,8 @@ class GroupCommits:
         """Flush, because the oldest record that is not synced has waited for `flush.interval`. The
         timer may still fire after the stream has failed, but not after the stream was closed."""
         self._flush_timer = None
-        # Under load other jobs may follow the current one without a pause, so the flush is made the
-        # next job.
+        # Under load, other jobs may follow the current job without a pause. The flag makes the
+        # flush the next job.
         self.flush_is_overdue = True
         self._turns.begin_next()
 
@@ -441,8 +444,8 @@ class GroupCommits:
             self._commit_durable()
 
     def _commit_durable(self) -> None:
-        """Commit durable records that were already acked. If the stream is moving to another node,
-        the copy on that node must also have the records before they are committed."""
+        """Commit durable records that were already acked. While the stream moves to another node,
+        they are committed only when the copy on that node also has them."""
         if not self._is_over:
             self.commit_up_to(self._gate.local(self._log.durable_end_offset))
 
@@ -486,7 +489,7 @@ class GroupCommits:
 def _most_in_round(settings: StreamSettings) -> int:
     """Return the maximum size, in bytes, of a group that is part of a round."""
     if settings.durability != "fsync":
-        return 0  # such a group is not synced before its acks
+        return 0  # such a group is acked without a sync
     most = ROUND_BYTES if settings.compression == "none" else _COMPRESSED_ROUND_BYTES
     # A stream that waits for a round is not counted as crowded, so it must have room left.
     return min(most, settings.max_pending_bytes // 4)

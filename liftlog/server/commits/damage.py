@@ -18,9 +18,9 @@ def quarantine_damage(log: Log, first_offset: int, next_offset: int) -> None:
     """Quarantine the damage in this range, unless all of it is already known. Blocking, so call it
     in a thread.
 
-    Raises StorageError if the manifest cannot be written. If even writes fail, the fault may be
-    temporary, so the reader should retry. If the disk is full, the failure is only logged, and the
-    reader gets the error about the damage.
+    Raises StorageError if the manifest cannot be written. In this case the fault may be temporary,
+    because even writes fail, so the reader should retry. If the disk is full, the failure is only
+    logged, and the reader gets the error about the damage.
     """
     if log.is_quarantined(first_offset, next_offset):
         return

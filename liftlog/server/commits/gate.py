@@ -1,5 +1,5 @@
-"""Decides when a group that is stored on this node counts as committed: at once if this is the only
-copy, and otherwise when the other copies have the group.
+"""Decides when a group that is stored on this node counts as committed. If this is the only copy,
+the group is committed at once. Otherwise it is committed when the other copies have it.
 
 With several copies, `liftlog.cluster.leading` decides. `ReplicatedGate` reports events of this node
 to that module, and passes the module's decisions on to the stream and the followers.
@@ -34,14 +34,14 @@ class CommitGate(Protocol):
     """Decides the high watermark of one stream that this node leads. Belongs to the event loop."""
 
     has_followers: bool
-    """True if other nodes may hold records that are not durable on this node yet, and may commit
-    these records when this node no longer leads. In that case a failed sync ends the leadership,
-    and written records get no answer."""
+    """True if other nodes may hold records that are not durable on this node yet. Such nodes may
+    commit these records when this node no longer leads. In that case a failed sync ends the
+    leadership, and written records get no answer."""
 
     @property
     def refuses(self) -> RefusalReason | None:
         """The reason why messages that ask for an ack of all copies are refused now: too few copies
-        are in sync; None if such messages are accepted. All other messages are stored in any case,
+        are in sync. None if such messages are accepted. All other messages are stored in any case,
         and can be read later."""
         ...
 
@@ -103,11 +103,16 @@ class ReplicatedGate:
         wake: Callable[[list[str]], None],
         ended: Callable[[str], None],
     ) -> None:
-        """`wake` is called with the followers whose parked requests can be answered now. If the
-        write is inside the event loop, `wake` is called between the write and its sync, so that the
-        answers are sent before the sync. `keep` is called with the appended batches before `wake`.
-        `ended` is called once, with the reason why this node's leadership in this epoch ends. These
-        callbacks must not block or raise. `now` returns monotonic seconds."""
+        """Callbacks:
+
+        - `wake` is called with the followers whose parked requests can be answered now. If the
+          write is inside the event loop, `wake` is called between the write and its sync, so that
+          the answers are sent before the sync.
+        - `keep` is called with the appended batches before `wake`.
+        - `ended` is called once, with the reason why this node's leadership in this epoch ends.
+
+        These callbacks must not block or raise. `now` returns monotonic seconds.
+        """
         self.leader = leader
         self._log_end = log_end
         self._keep = keep
@@ -161,12 +166,12 @@ class ReplicatedGate:
         return verdict
 
     def expired(self, node: str) -> None:
-        """Answer a parked request that has no news, because it has waited for too long."""
+        """Answer a parked request without news, because it has waited for too long."""
         self._wake_all(self.leader.expired(node, self._now()))
 
     def tell_of_record(self) -> None:
-        """Send the stream's metadata to parked followers that do not have this version yet, if acks
-        wait for these followers."""
+        """Send the stream's metadata to the parked followers that do not have this version yet.
+        Does so only if acks wait for these followers."""
         self._wake_all(self.leader.disagreeing(self._now()))
 
     def lost(self, node: str) -> None:
@@ -174,8 +179,8 @@ class ReplicatedGate:
         self.leader.lost(node)
 
     def adopt(self, record: StreamMetadata) -> None:
-        """Adopt newer metadata. If they end this epoch, this node no longer leads the stream on
-        return."""
+        """Adopt newer metadata. If the metadata end this epoch, this node no longer leads the
+        stream when the call returns."""
         before = self.leader.high_watermark
         self.leader.adopt(record)
         self._moved_from(before)
@@ -201,7 +206,7 @@ class ReplicatedGate:
     def _tell(self) -> None:
         self._telling = None
         if self._now() - self._was_told_at < _TELL_SECONDS:
-            self._tell_soon()  # the answers that carry records have carried the high watermark
+            self._tell_soon()  # the answers that carry records have also carried the high watermark
             return
         self._wake_all(self.leader.untold(self._now()))
 

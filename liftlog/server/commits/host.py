@@ -1,8 +1,8 @@
 """One stream inside the daemon: its log, its settings, its writers and its waiting callers.
 
 All code runs on the event loop, except for the log calls that `turns` passes to the writer pool.
-`committing` writes messages; this module accepts or refuses them, changes settings, begins jobs,
-and ends the stream.
+`committing` writes messages. This module accepts or refuses messages, changes settings, begins
+jobs, and ends the stream.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LOOK_AGAIN_SECONDS = 0.05
 
 Overrides = dict[str, list[Any]]
 """Settings of a stream of the configuration file that the API has overridden. Maps each setting to
-[the file's value, the value in effect], in the form that YAML shows."""
+[the file's value, the value in effect], both in the form that YAML shows."""
 
 _T = TypeVar("_T")
 
@@ -66,7 +66,7 @@ class Committers(CommitResources, Protocol):
     """Resources that the streams of a daemon share."""
 
     dirty: dict[StreamHost, None]
-    """The streams that have messages to commit at the end of the chunk that is being parsed."""
+    """The streams with messages to commit when the chunk that is being parsed ends."""
 
     @property
     def rounds_are_out(self) -> bool: ...
@@ -94,7 +94,7 @@ class StreamHost:
         gate: CommitGate | None = None,
         is_leading: bool = True,
     ) -> None:
-        """Without a `gate`, this node has the only copy. If `is_leading` is False, the host copies
+        """If `gate` is None, this node has the only copy. If `is_leading` is False, the host copies
         a stream that another node leads: it accepts no messages, and other code appends to its
         log."""
         self.name = name
@@ -187,7 +187,7 @@ class StreamHost:
 
     def is_crowded(self) -> bool:
         """Return True if the waiting messages of this stream have reached half of their limit in
-        bytes, although neither the disk nor another node is stuck."""
+        bytes. Returns False if the disk or another node is stuck."""
         if self.sequencer.pending_bytes * 2 < self.settings.max_pending_bytes:
             return False
         if self.turns.is_taken:
@@ -197,7 +197,8 @@ class StreamHost:
     # --- whose turn it is ---
 
     def can_join(self) -> bool:
-        """Return True if the stream may commit in a round now: messages wait, and nothing else."""
+        """Return True if the stream may commit in a round now: messages wait, and no other job
+        waits."""
         return self.turns.are_free and not self.failure and self.commits.can_join()
 
     def _next(self) -> None:
@@ -234,7 +235,7 @@ class StreamHost:
         turns.begin_exclusive()
 
     def fail(self, reason: str) -> None:
-        """Stop this stream for good; the others continue.
+        """Stop this stream for good. Other streams continue.
 
         Every judged message is nacked. Some of them may be on disk, but none was acked. If the
         stream has followers, messages are treated as in `step_down`.
@@ -253,8 +254,8 @@ class StreamHost:
     # --- calls of the gate ---
 
     def commit_up_to(self, offset: int) -> None:
-        """Note that records below `offset` are committed, up to the end of the records that are
-        stored on this node. Never raises."""
+        """Note that all records below `offset` are committed. Only records that are stored on this
+        node count. Never raises."""
         try:
             self.commits.commit_up_to(offset)
         except Exception as error:  # noqa: BLE001  # a supervisor, as above
@@ -299,7 +300,7 @@ class StreamHost:
         if not inline.allows(1) or not self.turns.run_inline(call):
             return False
         inline.spent(time.perf_counter() - began)
-        # The next turn of the loop has its own share, whether messages come from NATS or not.
+        # The next turn of the loop gets its own budget, whether messages come from NATS or not.
         asyncio.get_running_loop().call_soon(inline.begin_chunk)
         return True
 
@@ -313,10 +314,9 @@ class StreamHost:
         """Like `run_exclusive`, for a caller that may be cancelled, and for a disk that may be
         full.
 
-        With a `reserve`, a call that fails because the disk is full is retried once, in the space
-        of the reserve: pass a reserve if the call frees disk space or helps to free it. If the
-        caller is cancelled, this method first waits for the end of the call, unless the disk
-        stalls.
+        Pass a `reserve` if the call frees disk space or helps to free it. If such a call fails
+        because the disk is full, it is retried once in the space of the reserve. If the caller is
+        cancelled, this method first waits for the end of the call, unless the disk stalls.
         """
         try:
             return await self.turns.uninterrupted(call, then)
@@ -345,12 +345,12 @@ class StreamHost:
         """Apply these settings from the next message on. If `overrides` is None, the overrides do
         not change.
 
-        Call this method as the `then` of an exclusive call that has stored the settings, and that
-        has also synced all records if `durability` changes. No group is being written at that
-        moment: groups are taken only while no job runs, and the next job begins after `then`. So
-        each group is written, synced and answered by one set of settings, and the settings are on
-        disk before they apply to a message. Messages that were judged earlier keep their outcome,
-        and are committed by the new settings.
+        Call this method as the `then` of an exclusive call that has stored the settings. If
+        `durability` changes, that call must also have synced all records. No group is being written
+        at that moment, because groups are taken only while no job runs, and the next job begins
+        after `then`. So one set of settings applies to the write, sync and answers of each group,
+        and the settings are on disk before they apply to a message. Messages that were judged
+        earlier keep their outcome, and are committed with the new settings.
         """
         self.settings = settings
         if overrides is not None:
@@ -372,7 +372,7 @@ class StreamHost:
 
     def shown_settings(self) -> dict[str, Any]:
         """The settings in the form that YAML shows. The result is cached until the settings change,
-        because this conversion takes half of the time for describing a stream. Callers must not
+        because the conversion takes half of the time of describing a stream. Callers must not
         modify the result."""
         if self._shown_settings is None:
             self._shown_settings = self.settings.to_yaml_dict()
@@ -392,8 +392,7 @@ class StreamHost:
         self, destinations: Destinations, siblings: dict[bytes, tuple[str, ...]]
     ) -> None:
         """Set the subjects to which acks may be sent. Also set, by stream name, the subjects of the
-        other streams that get their own copies of messages. The change applies from the next
-        message on."""
+        other streams that get their own copies of messages. Applies from the next message on."""
         self.sequencer.destinations = destinations
         self.sequencer.sibling_streams = siblings
 
@@ -412,8 +411,8 @@ class StreamHost:
 
     @property
     def possible_losses(self) -> list[dict[str, Any]]:
-        """Return the newest possible losses, including those from before a restart and of former
-        leaders."""
+        """Return the newest possible losses. They include losses from before a restart, and losses
+        that former leaders have noted."""
         leases = self.log.leases
         if not (self.log.config.replicated and leases.are_known):
             return self._own_losses
@@ -433,8 +432,8 @@ class StreamHost:
     # --- readers ---
 
     def wait_high_watermark(self, offset: int) -> asyncio.Future[None]:
-        """Return a future that is done when the high watermark is above `offset`, or the stream
-        ends. Cancel it to stop waiting."""
+        """Return a future that is done when the high watermark is above `offset`, or when the
+        stream ends. Cancel the future to stop waiting."""
         if self.log.high_watermark > offset:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             future.set_result(None)
@@ -454,7 +453,7 @@ class StreamHost:
         return self._refuse_with in (None, PAUSED, READ_ONLY)
 
     def accept_again(self, refusal: RefusalReason) -> None:
-        """Accept messages again, unless another refusal has replaced `refusal` since
+        """Accept messages again. Does nothing if another refusal has replaced `refusal` since
         `refuse_new`."""
         if self._refuse_with is refusal and self.is_leading:
             self._refuse_with = standing_refusal(self.settings)
@@ -480,12 +479,14 @@ class StreamHost:
         """Begin no more jobs, and release all waiting callers. The broker closes the log later,
         outside the loop.
 
-        A commit that a thread has begun runs to its end, because its messages are then on disk;
-        these messages are committed and answered as usual. No further job begins. The broker closes
-        the log after that, once the stream is drained or the writer threads have ended. Messages
-        that are judged but not written get no answer, so their publishers retry. The daemon's own
-        records that are not committed yet are reported as failed, even if the current commit
-        contains them. As after a lost ack, the caller may store such records again.
+        - A commit that a thread has begun runs to its end, because its messages are then on disk.
+          These messages are committed and answered as usual.
+        - No further job begins. The broker closes the log once the stream is drained or the writer
+          threads have ended.
+        - Messages that are judged but not written get no answer, so their publishers retry.
+        - The daemon's own records that are not committed yet are reported as failed, even if the
+          current commit contains them. As after a lost ack, the caller may store such records
+          again.
         """
         self.turns.close()
         self.subjects.close()

@@ -12,10 +12,11 @@ _REFUSING_SECONDS = 5.0
 
 
 class StreamObservations:
-    """Counters of one stream, updated once per run, commit group and answer, never per message.
+    """Counters of one stream. They are updated once per run, commit group and answer, never per
+    message.
 
-    Belongs to the event loop. Only the counters of copied batches are updated by the one thread
-    that appends them.
+    Belongs to the event loop. The thread that appends copied batches updates the counters of copied
+    batches.
     """
 
     __slots__ = (
@@ -52,8 +53,8 @@ class StreamObservations:
         """Number of offsets that were copied from the log of the leader."""
         self.copied_bytes = 0
         self.read_records = 0
-        """Number of records sent to consumers. An upper bound, because batches are sent without
-        counting their records."""
+        """Upper bound of the number of records sent to consumers. It is only a bound, because
+        batches are sent without counting their records."""
         self.read_bytes = 0
         self.repaired_ranges = 0
         """Number of damaged ranges restored from another replica."""
@@ -87,8 +88,8 @@ class StreamObservations:
 
     @property
     def wait_seconds(self) -> float:
-        """Time for which the oldest message without an answer has waited; 0.0 if no message
-        waits."""
+        """Time, in seconds, for which the oldest message without an answer has waited; 0.0 if no
+        message waits."""
         return time.perf_counter() - self._arrivals[0][0] if self._arrivals else 0.0
 
     def answered(self, messages: int, records: int) -> None:
@@ -106,7 +107,7 @@ class StreamObservations:
             messages -= count
 
     def failed(self, reason: str, still_waiting: int = 0) -> None:
-        """Count a failed commit: every waiting message was refused, except the first
+        """Count a failed commit. All waiting messages were refused, except the first
         `still_waiting`."""
         self.commit_failures += 1
         self.refusing_since = time.monotonic()
@@ -119,8 +120,8 @@ class StreamObservations:
             still_waiting -= self._arrivals[-1][1]
 
     def refuses_seconds(self) -> float:
-        """Time for which all commits have failed; 0.0 if the last commit succeeded, or was a long
-        time ago."""
+        """Time, in seconds, for which all commits have failed; 0.0 if the last commit succeeded, or
+        was a long time ago."""
         now = time.monotonic()
         if not self.refusing or now - self.refusing_since > _REFUSING_SECONDS:
             return 0.0

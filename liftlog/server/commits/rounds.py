@@ -7,11 +7,11 @@ streams share them:
 2. Writer threads sync all these logs side by side.
 3. The event loop ends each part by the result of its own sync, and sends all answers at once.
 
-Nothing else is shared. An error of an append or a sync concerns one stream, and a group is acked
-only after the sync of its own log. A stream is in one round at a time, and up to three rounds are
-out: while one syncs, the event loop fills the next. A file whose sync takes too long leaves the
-round, so that the other streams do not wait for it; its stream then commits alone, in a thread,
-until its syncs are fast again (`GroupCommits.can_join`).
+The streams share nothing else. An error of an append or a sync concerns one stream, and a group is
+acked only after the sync of its own log. A stream is in one round at a time. Up to three rounds can
+be in progress: while one syncs, the event loop fills the next. If the sync of a file takes too
+long, the file leaves the round, so that the other streams do not wait for it. Its stream then
+commits alone, in a thread, until its syncs are fast again (`GroupCommits.can_join`).
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Part:
         self.member = member
         self.group = group
         self.began = 0.0
-        """Begin of the sync, by the monotonic clock; 0.0 before the begin."""
+        """Time, by the monotonic clock, at which the sync began; 0.0 if it has not begun."""
         self.error: Exception | None = None
         self.is_synced = False
         self.has_left = False
 
 
 class Round:
-    """The syncs of one round. Its parts are synced by several threads at once."""
+    """The syncs of one round. Several threads sync its parts at the same time."""
 
     def __init__(
         self,
@@ -73,13 +73,14 @@ class Round:
         synced_late: Callable[[Part], None],
     ) -> None:
         """`synced` is called once, in the thread that ends the last sync. `synced_late` is called
-        for each part that has left, in the thread that ends its sync."""
+        for each part that has left the round, in the thread that ends its sync."""
         self.parts = list(parts)
-        """The parts that the event loop has not ended, except parts that have left."""
+        """The parts that the event loop has not ended. Parts that have left the round are not
+        included."""
         self.is_over = False
         self.timer: asyncio.TimerHandle | None = None
         self.calls = 0
-        """Number of calls of `sync` that the threads were given."""
+        """Number of calls of `sync` that were given to threads."""
         self.begun_calls = 0
         self._synced = synced
         self._synced_late = synced_late
@@ -88,7 +89,8 @@ class Round:
         self._unsynced = len(parts)
 
     def sync(self) -> None:
-        """Sync one part after the other until no part waits. Several threads call this at once."""
+        """Sync one part after the other until no part waits. Several threads call this at the same
+        time."""
         with self._lock:
             self.begun_calls += 1
         while True:
@@ -113,7 +115,7 @@ class Round:
         """Remove and return the parts that are synced."""
         synced: list[Part] = []
         others: list[Part] = []
-        for part in self.parts:  # asked once each, because threads end syncs meanwhile
+        for part in self.parts:  # each part is asked only once, because threads end syncs meanwhile
             (synced if part.is_synced else others).append(part)
         self.parts = others
         return synced
@@ -138,27 +140,29 @@ class Rounds:
         self.begun = 0
         """Number of rounds since the start."""
         self.pause_seconds = 0.003
-        """Time from the begin of a round to the begin of the next one, if the next one is not full
-        and the first one is still out. A fast disk ends a round sooner, and then the next round
-        holds more streams."""
+        """Pause between the beginnings of two rounds, in seconds. It applies if the next round is
+        not full and the first round has not ended. A fast disk ends a round sooner, so that the
+        next round begins earlier."""
         self.most_parts = 64
-        """Maximum number of streams in a round. More would delay the first sync."""
+        """Maximum number of streams in a round. More streams would delay the first sync."""
         self.most_bytes = 4 * 1024 * 1024
         """Maximum size, in bytes, of the groups of a round. The event loop needs 3 ms to 8 ms to
         append this many bytes."""
         self.most_append_seconds = 2 * STALLED_SECONDS
-        """When the event loop has appended for this time, the other streams of the round commit in
-        threads, although no single append has stalled. 64 groups of 12 small messages take 3
-        ms."""
+        """If the event loop has appended for this time (in seconds), the other streams of the round
+        commit in threads, even if no single append has stalled. 64 groups of 12 small messages take
+        3 ms."""
         self.most_wait_seconds = 0.5
-        """A stream that has waited longer than this for a round commits alone. So a stream that
-        cannot commit always has a job, by which others notice that its disk stalls."""
+        """A stream that has waited longer than this (in seconds) for a round commits alone. So even
+        a stream that cannot commit always has a job, and other code can detect by this job that its
+        disk stalls."""
         self._shared = shared
         self._out = 0
         self._begun_at = 0.0
         self._pause: asyncio.TimerHandle | None = None
         self._waiting: dict[StreamHost, float] = {}
-        """The streams that wait because too many rounds are out, and since when."""
+        """The streams that wait because too many rounds are in progress, with the time at which
+        each wait began."""
 
     @property
     def are_out(self) -> bool:
@@ -166,7 +170,7 @@ class Rounds:
         return self._out > 0
 
     def commit(self, members: Iterable[StreamHost]) -> None:
-        """Begin the next job of each stream: its part of a round, or else a job of its own. Never
+        """Begin the next job of each stream: its part of a round, or a job of its own. Never
         raises."""
         # With this setting nothing may be written in the event loop.
         is_allowed = self._shared.inline.max_messages > 0
@@ -180,7 +184,7 @@ class Rounds:
         self._begin_due()
 
     def _begin_due(self) -> None:
-        """Begin rounds with the streams that wait, as far as more rounds may be out."""
+        """Begin rounds with the streams that wait, as long as more rounds may be in progress."""
         waiting = self._waiting
         if len(waiting) == 1 and self._is_better_alone(next(iter(waiting))):
             waiting.popitem()[0].kick()
@@ -190,7 +194,7 @@ class Rounds:
                 self._begin(members)
                 if len(members) < self.most_parts:
                     break  # the event loop does other work before the next one
-        finally:  # also if the send of the nacks fails: perhaps no round is out that has an end
+        finally:  # also if sending the nacks fails: perhaps no round would do this at its end
             if waiting and self._out < _MOST_OUT and self._pause is None:
                 loop = asyncio.get_running_loop()
                 self._pause = loop.call_later(self.pause_seconds, self._paused)
@@ -212,7 +216,7 @@ class Rounds:
         return not self._out or member.commits.is_next_inline
 
     def _may_begin(self) -> bool:
-        """Return True if one more round may be out."""
+        """Return True if one more round may be in progress."""
         if not self._out:
             return True
         is_full = len(self._waiting) >= self.most_parts
@@ -231,8 +235,8 @@ class Rounds:
         try:
             with self._shared.one_send():
                 for member in members:
-                    # A disk that is slow must not delay the event loop with every append. A stream
-                    # that has waited may have begun another job.
+                    # A slow disk must not delay the event loop with each append. A stream that has
+                    # waited may have begun another job.
                     if is_late or not member.can_join():
                         alone.append(member)
                         continue
@@ -246,7 +250,7 @@ class Rounds:
                 if parts:
                     self._sync(parts)
         finally:
-            if is_late:  # so no other stream commits in the event loop in this turn
+            if is_late:  # so that no other stream commits in the event loop in this turn
                 self._shared.inline.spent(time.perf_counter() - began)
             for member in alone:
                 member.kick()
@@ -278,7 +282,7 @@ class Rounds:
         self.commit([part.member])
 
     def look(self, one: Round) -> None:
-        """End the parts that are synced, although others are not; parts that stall leave the
+        """End the parts that are synced, even if other parts are not. Parts that stall leave the
         round."""
         one.timer = None
         if one.is_over:
@@ -299,16 +303,17 @@ class Rounds:
             member.kick()
 
     def _call_again(self, one: Round) -> None:
-        """Give the threads one more call of a round, because those that took the others may stall
-        with a job that they took before. A thread holds one such call at most: if there are as many
-        calls as threads that have not begun, another call would not begin either."""
+        """Give the threads one more call of a round. The threads that took the earlier calls may
+        stall with a job that they had taken before. A thread holds at most one such call. If there
+        are already as many calls as threads that have not begun, another call would not begin
+        either."""
         if one.calls - one.begun_calls < self._shared.pool.thread_count:
             one.calls += 1
             self._shared.pool.run_on(1, one.sync)
 
     def _end(self, one: Round, parts: Sequence[Part]) -> None:
-        """End these parts of a round, and the round if it has no other parts. Begin the next
-        one."""
+        """End these parts of a round. If the round has no other parts, end the round. Then begin
+        the next round."""
         if not one.parts:
             one.is_over = True
             self._out -= 1
@@ -323,7 +328,7 @@ class Rounds:
 
 
 def _begun(member: StreamHost) -> Part | None:
-    """Append the next group of a stream. Returns None if no sync has to follow."""
+    """Append the next group of a stream. Returns None if no sync is needed."""
     try:
         group = member.commits.begin_part()
     except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
@@ -347,5 +352,5 @@ def _end_part(part: Part) -> None:
 def _fail(member: StreamHost, error: Exception) -> None:
     try:
         member.fail(f"internal error while committing: {error!r}")
-    except Exception:  # a second defect of the stream: the other parts go on
+    except Exception:  # a second defect of this stream: the other parts continue
         logger.exception("stream-failure-incomplete stream=%s", member.name)

@@ -4,9 +4,9 @@ The log is scanned at the start, after a change of the setting, and after a remo
 were not the oldest (by compaction, damage or a failed sync).
 
 At the start, a small log is scanned when it is opened. A thread scans a large log while commits
-continue; all later scans also run in a thread. Until a scan ends, a message that names the expected
-last offset of its subject is refused with a special code. A subject with a record from after the
-beginning of the scan is an exception: its last offset is known.
+continue. All later scans also run in a thread. Until a scan ends, a message that names the expected
+last offset of its subject is refused with a special code. It is not refused if its subject has a
+record from after the beginning of the scan, because the last offset of the subject is then known.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _LOOK_AGAIN_SECONDS = 0.5
 _PAUSE_SECONDS = 0.001
 """Pause between two reads of a scan, so that commits get the interpreter."""
 _LATER = 10.0
-"""Pause before a scan that is not urgent, as a multiple of the time of the scan before."""
+"""Pause before a scan that is not urgent, as a multiple of the time that the previous scan took."""
 _SNAPSHOT_NAME = "subjects"
-_SNAPSHOT_MAX_SUBJECTS = 200_000  # a larger snapshot would cost about as much as a scan
+_SNAPSHOT_MAX_SUBJECTS = 200_000  # a larger snapshot would take about as long as a scan
 
 
 def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSequences | None:
@@ -97,7 +97,7 @@ def scan_subjects(
                 quarantine_damage(log, offset, found.next_offset)
                 continue
         except CorruptRange as error:
-            with suppress(LiftlogError):  # the next reader tries to quarantine again
+            with suppress(LiftlogError):  # if this fails, the next reader tries to quarantine again
                 quarantine_found(log, error)
             reached = error.next_offset
         except (LiftlogError, OSError) as error:
@@ -126,8 +126,8 @@ def _end_of_segment(log: Log, offset: int, end: int) -> int:
 def _learn(
     raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan, view: ReadView
 ) -> int:
-    """Add the records in [offset, end) of the batches in `raw`, without those that `view` hides;
-    returns the offset to continue at. Stops at a damaged or misplaced batch."""
+    """Add the records in [offset, end) of the batches in `raw` to the table, except records that
+    `view` hides. Returns the offset to continue at. Stops at a damaged or misplaced batch."""
     reached, position = offset, 0
     while position < len(raw) and reached < end:
         try:
@@ -150,7 +150,7 @@ def _learn(
 
 
 def _without_deleted(batch: RecordBatch) -> tuple[list[bytes], list[int]]:
-    """Return subjects and offsets for a scan in which tombstones delete subjects: the offset of a
+    """Return subjects and offsets for a scan in which tombstones delete subjects. The offset of a
     tombstone is negative."""
     subjects, offsets = [], []
     columns = (batch.raw_subjects(), batch.offsets(), batch.keys(), batch.values())
@@ -205,7 +205,7 @@ class SubjectUpkeep:
             self.request()
 
     def lost_from(self, offset: int) -> None:
-        """Note that records from `offset` on are lost although they were acked."""
+        """Note that the records from `offset` on are lost although they were acked."""
         table = self._sequencer.subjects
         if table is not None:
             table.lost_from(offset, self._log.log_end_offset)
@@ -232,8 +232,8 @@ class SubjectUpkeep:
             self.request_later()
 
     def request(self) -> None:
-        """Request a scan of the remaining records, because records were removed. Does nothing
-        without a table."""
+        """Request a scan of the remaining records, because records were removed. Does nothing if
+        there is no table."""
         if self._sequencer.subjects is None or self._closed.is_set():
             return
         self._urgent.set()
@@ -275,7 +275,7 @@ class SubjectUpkeep:
             self._task = None
 
     async def _pause(self) -> None:
-        """Wait until the next scan may begin, or must begin."""
+        """Wait until the next scan may begin or must begin."""
         while not self._closed.is_set() and time.monotonic() < self._next_scan:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
@@ -291,7 +291,8 @@ class SubjectUpkeep:
             if self._waiters.has_ended:
                 return
             committed = self._waiters.add(table.known_from - 1)
-            # Check again from time to time: the group may fail, and its offsets may be used again.
+            # Check again from time to time, because the group may fail and other records may get
+            # its offsets.
             await asyncio.wait({committed}, timeout=_LOOK_AGAIN_SECONDS)
             committed.cancel()
         began, damage = time.monotonic(), log.view.manifest.quarantined
@@ -323,7 +324,7 @@ class SubjectUpkeep:
         stream is closed. Blocking. Raises OSError."""
         table, log = self._sequencer.subjects, self._log
         if log.high_watermark < log.log_end_offset:
-            return  # records that are not committed are not in the table
+            return  # records that are not committed are missing in the table
         if (
             table is not None
             and self._is_current
@@ -363,8 +364,8 @@ def _snapshot_path(log: Log) -> Path:
 
 
 def _state_of(log: Log) -> dict[str, Any]:
-    """Return the state that a snapshot depends on. With other files, other erased records or other
-    damage, the log may have other records."""
+    """Return the state that a snapshot depends on. If the files, the erased records or the damage
+    differ, the log may have other records."""
     return {
         "lineage": log.view.manifest.lineage,
         "log_end_offset": log.log_end_offset,

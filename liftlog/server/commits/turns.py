@@ -1,8 +1,8 @@
 """Decides which job uses the log of one stream next. One job runs at a time, in a writer thread.
 
-A job is a commit, a flush, or an *exclusive call*: a log call that must not run at the same time as
-a commit, such as a roll, retention, a lease or new settings. Exclusive calls and messages take
-turns, so neither can keep the other waiting forever.
+A job is a commit, a flush, or an *exclusive call*. An exclusive call is a log call that must not
+run at the same time as a commit, such as a roll, retention, a lease or new settings. Exclusive
+calls and messages take turns, so that neither can delay the other forever.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from liftlog.server.commits.writing import CommitJob, WriterPool
 logger = logging.getLogger("liftlog.server.stream")
 
 _CANCELLED_SECONDS = 10.0
-"""Maximum time, in seconds, that a cancelled caller waits for the end of its exclusive call if the
-disk stalls."""
+"""Maximum time, in seconds, for which a cancelled caller waits for the end of its exclusive call if
+the disk stalls."""
 
 _T = TypeVar("_T")
 
@@ -46,8 +46,8 @@ class ExclusiveCall(NamedTuple):
 
 class LogTurns:
     """The turns of one log. Belongs to the event loop. Every writer of the log uses `begin` or
-    `run_exclusive`. The exception is a commit inside the event loop, which finishes before any
-    other code can run."""
+    `run_exclusive`. Only a commit inside the event loop does not, because it ends before any other
+    code can run."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class LogTurns:
         begin_next: Callable[[], None],
         after_exclusive: Callable[[Exception | None], None],
     ) -> None:
-        """`begin_next` is called after each job, to begin the next job. `after_exclusive` gets the
-        outcome of an exclusive call before the caller of the exclusive call gets it."""
+        """`begin_next` is called after each job, to begin the next job. `after_exclusive` receives
+        the outcome of an exclusive call before the caller of the exclusive call does."""
         self.is_taken = False
         """True while a job runs."""
         self.begin_next = begin_next
@@ -75,7 +75,7 @@ class LogTurns:
 
     @property
     def taken_seconds(self) -> float:
-        """Time since the current job began; 0.0 if no job runs."""
+        """Time, in seconds, since the current job began; 0.0 if no job runs."""
         return time.monotonic() - self._taken_since if self.is_taken else 0.0
 
     async def over(self) -> None:
@@ -121,7 +121,7 @@ class LogTurns:
 
     @property
     def are_free(self) -> bool:
-        """True if messages may be committed at once: no job runs, and nothing else waits."""
+        """True if messages may be committed at once: no job runs, and no call waits."""
         return not (self.is_taken or self.is_closed or self._waiting or self.before_commit)
 
     # --- exclusive calls ---
@@ -139,8 +139,8 @@ class LogTurns:
         return future
 
     def run_inline(self, call: Callable[[], object]) -> bool:
-        """Run `call` at once in the event loop, if no job runs and no call waits; return True if it
-        ran. Raises the error of `call`."""
+        """Run `call` in the event loop, in this turn, if no job runs and no call waits. Returns
+        True if it ran. Raises the error of `call`."""
         if self.is_taken or self._waiting or self.is_closed:
             return False
         error: Exception | None = None
@@ -154,23 +154,24 @@ class LogTurns:
         return True
 
     async def uninterrupted(self, call: Callable[[], _T], then: Callable[[], None] | None) -> _T:
-        """Run an exclusive call that ends before a cancelled caller continues; see
+        """Run an exclusive call. A cancelled caller continues only when the call has ended; see
         `StreamHost.exclusively`."""
         outcome: list[_T] = []
         future = self.run_exclusive(lambda: outcome.append(call()), then)
         try:
-            # Cancelling the future would not stop the thread. The caller would continue while its
-            # change is half made, and might begin the next change before that.
+            # Cancelling the future would not stop the thread. The caller would continue before its
+            # change is complete, and might then begin the next change.
             await asyncio.shield(future)
         except asyncio.CancelledError:
             await asyncio.wait({future}, timeout=_CANCELLED_SECONDS)
             if future.done() and not future.cancelled():
-                future.exception()  # otherwise asyncio would report an unretrieved error
+                # Without this call, asyncio would report an error that was never retrieved.
+                future.exception()
             raise
         return outcome[0]
 
     def exclusive_comes_first(self, *, messages_wait: bool) -> bool:
-        """Return True if an exclusive call comes before the messages. After a result of False, the
+        """Return True if an exclusive call comes before the messages. If the result is False, the
         messages have their turn, and the next exclusive call comes before later messages."""
         if self._waiting and not (self._exclusive_ran_last and messages_wait):
             return True
@@ -178,13 +179,13 @@ class LogTurns:
         return False
 
     def begin_before_commit(self) -> bool:
-        """Begin what has to end before the next commit; returns False if nothing has to. Call it
-        while messages wait and no job runs."""
+        """Begin the call that must end before the next commit. Returns False if there is no such
+        call. Call this while messages wait and no job runs."""
         before, self.before_commit = self.before_commit, None
         if before is None:
             return False
-        # It overtakes the calls that wait: otherwise calls that follow each other would keep the
-        # messages waiting.
+        # This call overtakes the waiting calls. Otherwise a series of calls would keep the messages
+        # waiting.
         waiting, self._waiting = self._waiting, deque()
         before()
         self._waiting.extend(waiting)
@@ -207,8 +208,8 @@ class LogTurns:
         self, work: ExclusiveCall, outcome: list[object], error: Exception | None
     ) -> None:
         # `then` runs before the next job begins and before the caller gets the outcome, even if the
-        # caller has cancelled its future. So other jobs always see both effects: the durable one of
-        # `call`, and the changes of `then` in memory.
+        # caller has cancelled its future. So later jobs always see both the durable effect of
+        # `call` and the changes that `then` makes in memory.
         self._exclusive_ran_last = True
         self._after_exclusive(error)
         if error is None and work.then is not None:
@@ -217,7 +218,7 @@ class LogTurns:
 
     def close(self) -> None:
         """Refuse all waiting exclusive calls, and all later ones. A call that a thread has begun
-        runs to its end, and the caller gets the outcome."""
+        runs to its end, and its caller gets the outcome."""
         self.is_closed = True
         while self._waiting:
             self._waiting.popleft().finish([], self._closed_error())

@@ -47,7 +47,7 @@ class WatermarkWaiters:
             self._waiting = [entry for entry in self._waiting if entry[1] is not future]
 
     def wake(self, high_watermark: int) -> None:
-        """Complete every future that waits for an offset below `high_watermark`."""
+        """Complete each future that waits for an offset below `high_watermark`."""
         if not self._waiting:
             return
         still = []
@@ -59,7 +59,7 @@ class WatermarkWaiters:
         self._waiting = still
 
     def end(self) -> None:
-        """Complete every future, including later ones."""
+        """Complete all futures. Later futures are completed at once."""
         self.has_ended = True
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:
@@ -75,8 +75,8 @@ class OwnRecords:
         self._waiting: deque[tuple[int, Told]] = deque()
 
     def wait(self, next_offset: int, told: Told) -> None:
-        """Call `told` later: with None when all records below `next_offset` are committed, or with
-        the error if the commit fails."""
+        """Call `told` later. It receives None when all records below `next_offset` are committed,
+        or the error if the commit fails."""
         self._waiting.append((next_offset, told))
 
     def committed(self, next_offset: int) -> None:
@@ -85,7 +85,7 @@ class OwnRecords:
             waiting.popleft()[1](None)
 
     def failed(self, error: Exception | str, from_offset: int = 0) -> None:
-        """Call all callbacks of records from `from_offset` on with an error: the write was undone,
+        """Call all callbacks of records from `from_offset` on with an error. The write was undone,
         so these records have lost their offsets."""
         waiting, self._waiting = self._waiting, deque()
         for next_offset, told in waiting:

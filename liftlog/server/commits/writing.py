@@ -1,13 +1,13 @@
 """Writes a commit group to disk, and chooses the thread for it.
 
-`GroupWriter` divides a group into batches, compresses and appends them. This runs inside the event
-loop if the group is part of a round or `InlineBudget` allows it, and otherwise in a thread of the
-`WriterPool`.
+`GroupWriter` divides a group into batches, and compresses and appends them. If the group is part of
+a round, or if `InlineBudget` allows it, this runs inside the event loop. Otherwise it runs in a
+thread of the `WriterPool`.
 
-A small group that is synced inline is acked without two handovers between threads. For a lone
-publisher, the handovers would be most of the latency. The loop must not wait for a slow disk, so
-inline writes are allowed only while recent syncs were fast, and only for a limited time per chunk
-that is read.
+A small group that is synced inline is acked without two handovers between threads. If there is only
+one publisher, the handovers would be most of its latency. However, the loop must not wait for a
+slow disk. So inline writes are allowed only while recent syncs were fast, and only for a limited
+time per chunk that is read.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from liftlog.sequencing import CommitGroup
 from liftlog.settings import StreamSettings
 
 _INLINE_BYTES = 64 * 1024
-"""A group larger than this is compressed in a writer thread, not on the event loop."""
+"""A group larger than this (in bytes) is compressed in a writer thread, not on the event loop."""
 
 STALLED_SECONDS = 0.05
-"""After a write or a sync that took longer than this, a stream commits alone, in a thread, until a
-write and a sync are faster."""
+"""If a write or a sync takes longer than this (in seconds), the stream commits alone, in a thread,
+until a write and a sync are faster."""
 
 _FAST_SYNC_SECONDS = 0.001
 _REMEMBERED_SYNCS = 15
@@ -61,8 +61,8 @@ class GroupWriter:
         """Maximum size, in bytes, of a group that is written inline. Compressing a larger group
         would block the event loop for too long."""
         self.syncs_at: float = 0
-        """A group is synced if, together with its own records, at least this number of records are
-        not synced yet."""
+        """The group is synced if at least this number of records are unsynced, including the
+        records of the group."""
         if self._acks_early:
             self.syncs_at = math.inf
             if settings.durability == "interval":
@@ -82,8 +82,9 @@ class GroupWriter:
         )
 
     def only_appends(self, size_bytes: int, next_offset: int) -> bool:
-        """Return True if a group of about this size, up to this offset, is only appended: no roll
-        and no reservation is due, and no earlier write has to be repaired."""
+        """Return True if a group of about this size, up to this offset, would only be appended.
+        This means that no roll and no reservation is due, and that no earlier write has to be
+        repaired."""
         writer = self._log.writer
         state = writer.state
         in_doubt = state.manifest_in_doubt or state.active.has_leftovers or writer.slot.in_doubt
@@ -102,8 +103,8 @@ class GroupWriter:
         if self._compression != "none":
             batches = compressed(batches, self._compression)
         if self._acks_early:
-            # Acks of this group may be sent before it is durable, so the manifest must say so
-            # first.
+            # Acks of this group may be sent before it is durable. The manifest must say so before
+            # that.
             self._log.writer.admit_early_acks()
         self._log.append(batches)
         self.written = batches
@@ -131,10 +132,10 @@ class InlineBudget:
     def observe(self, sync_seconds: float) -> None:
         """Note the duration of a sync, inline or in a thread.
 
-        The median of recent syncs decides: one slow sync does not stop inline commits, and one fast
-        sync does not allow them again. But one stalled sync stops inline commits at once, because
-        the event loop stalls together with the disk. Inline commits begin again when enough fast
-        syncs in threads have lowered the median.
+        The median of recent syncs decides. So one slow sync does not stop inline commits, and one
+        fast sync does not allow them again. However, one stalled sync stops inline commits at once,
+        because the event loop stalls together with the disk. Inline commits begin again when enough
+        fast syncs in threads have lowered the median.
         """
         if sync_seconds > STALLED_SECONDS:
             self.stalled()
@@ -144,7 +145,7 @@ class InlineBudget:
         self._recent_slow.append(slow)
 
     def stalled(self) -> None:
-        """Note that a sync stalls: it takes long, and may not have returned yet."""
+        """Note that a sync has stalled. It takes long, and may not have ended yet."""
         self._recent_slow.extend([True] * _REMEMBERED_SYNCS)
         self._slow_count = _REMEMBERED_SYNCS
 
@@ -159,8 +160,8 @@ class InlineBudget:
 
 @dataclass(slots=True, eq=False)
 class CommitJob:
-    """One commit in a writer thread: `write`, `written` and `sync` run in this order; `done` gets
-    the first error, or None, in that thread.
+    """One commit in a writer thread. `write`, `written` and `sync` run in this order. `done` gets
+    the first error, or None, in the same thread.
 
     After a failed `write` only `done` is called. `written` is called when all jobs of a batch have
     been written, and never raises.
@@ -198,14 +199,15 @@ class WriterPool:
         self._jobs.put(job)
 
     def run_on(self, threads: int, call: Callable[[], object]) -> None:
-        """Call `call` in this number of threads, at most `thread_count`. A call may begin late or,
-        if all threads are busy, when the others have ended. `call` must not raise."""
+        """Call `call` in this number of threads, at most `thread_count`. If all threads are busy, a
+        call may begin late, or only after the other calls have ended. `call` must not raise."""
         for _ in range(threads):
             self._jobs.put(call)
 
     @property
     def waiting_jobs(self) -> int:
-        """Jobs that no thread has taken yet. A round counts once for each thread that it needs."""
+        """Number of jobs that no thread has taken yet. A round counts once for each thread that it
+        needs."""
         return self._jobs.qsize()
 
     def close(self) -> None:
@@ -225,8 +227,8 @@ class WriterPool:
             job()
 
     def _run_with_others(self, job: CommitJob) -> Callable[[], object] | None:
-        """Run this job and others that wait. Returns what the thread has to do next: a call, or
-        None if it has to end."""
+        """Run this job and other waiting jobs. Returns what the thread must do next: a call, or
+        None if the thread must end."""
         batch = [job]
         # Leave other jobs to the other threads, which may be idle.
         limit = max(1, min(_MAX_JOBS_AT_ONCE, self._jobs.qsize() // len(self._threads)))

@@ -43,7 +43,7 @@ def _import_nats() -> None:
 
 
 def give_nats_aiohttp() -> None:
-    """Let nats-py use aiohttp after all, for clients that are not of this package."""
+    """Let nats-py use aiohttp for clients outside this package."""
     import aiohttp
     import nats.aio.transport
 

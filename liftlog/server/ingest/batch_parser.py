@@ -1,7 +1,7 @@
 """The NATS client protocol, parsed a chunk at a time.
 
-Takes the place of nats-py's parser (nats.protocol.parser.Parser): every MSG and HMSG becomes part
-of a run that is handed over as a whole; INFO, PING, PONG, +OK and -ERR go to the stock parser, one
+Replaces nats-py's parser (nats.protocol.parser.Parser). Every MSG and HMSG becomes part of a run,
+and each run is delivered as a whole. INFO, PING, PONG, +OK and -ERR go to the stock parser, one
 line at a time. Protocol: https://docs.nats.io/reference/reference-protocols/nats-protocol
 
     MSG <subject> <sid> [reply] <size>\r\n<payload>\r\n
@@ -30,16 +30,16 @@ _UNIFORM_MAX_SIZES = 32
 _UNIFORM_RETRY_CHUNKS = 16
 _UNIFORM_MISSES = 4
 _MIXED_CHUNKS = 64
-"""After this number of chunks with messages of one subscription, the next messages are expected to
-belong to one subscription too."""
+"""After this number of consecutive chunks with messages of only one subscription, the parser
+expects the same for the next messages."""
 
 
 class MessageSink(Protocol):
     """Receives the messages. Neither method may block, await or raise."""
 
     def deliver(self, sid: int, run: MessageRun) -> None:
-        """Take a run of messages. `sid` is the number of their subscription, or the number of the
-        run if several subscriptions share a run."""
+        """Take a run of messages. `sid` is the number of their subscription. If several
+        subscriptions share a run, it is the number of the run."""
         ...
 
     def chunk_end(self) -> None:
@@ -74,8 +74,8 @@ class BatchParser:
         """`on_error` gets each -ERR line and returns True if it has handled the line completely.
 
         Several subscriptions can share one run, so that their messages stay in the order of
-        arrival. The run has the `sid` of one of these subscriptions, and `joined_runs` maps the
-        `sid` of each other one to this `sid`.
+        arrival. The run has the `sid` of one of these subscriptions. `joined_runs` maps the `sid`
+        of each other subscription to the `sid` of the run.
         """
         self._joined = joined_runs
         self._stock = stock
@@ -117,14 +117,14 @@ class BatchParser:
         while rest:
             end = rest.index(_CRLF) + 2
             line, rest = rest[:end], rest[end:]
-            self._rest = rest  # in case the await below is cancelled
+            self._rest = rest  # needed if the await below is cancelled
             if line.startswith(b"PONG"):
                 self._before_pong()
             await self._stock.parse(line)
             if self._generation != generation:
                 return
             if self._stock.buf:
-                raise ProtocolError  # the stock parser expects more after a whole line
+                raise ProtocolError  # after a whole line, the stock parser still expects more input
             self._rest = b""
             rest = self.feed(rest) if rest else b""
         await self._pressure()
@@ -136,8 +136,8 @@ class BatchParser:
         Keeps an incomplete line or message for the next call. Raises ProtocolError.
         """
         if self._missing:
-            # In the middle of a large message: collect the pieces instead of copying them each
-            # time.
+            # The bytes are in the middle of a large message. Collecting the pieces avoids a copy
+            # for each piece.
             self._parts.append(data)
             self._missing -= len(data)
             if self._missing > 0:
@@ -198,7 +198,7 @@ class BatchParser:
         """Deliver every whole message from `pos` on. Return the position of the first byte after
         these messages."""
         start = pos
-        # Nothing is faster than a search for one byte, and text does not contain this byte.
+        # A search for one byte is the fastest check. Text does not contain this byte.
         may_have_cookie = data.find(_COOKIE_BYTE, pos) >= 0
         by_run: dict[bytes, Columns] = {}
         if self._uniform is not None and not self._uniform_wait:
@@ -227,8 +227,8 @@ class BatchParser:
         columns.
 
         The split is a search, and the search may skip text between two matches. Skipped text is
-        parsed message by message. The next match counts only if it begins where the last of these
-        messages ends; otherwise the match is inside a payload.
+        parsed message by message. The next match counts only if it begins at the end of the last of
+        these messages. Otherwise the match is inside a payload.
         """
         shape = self._uniform
         assert shape is not None
@@ -256,7 +256,7 @@ class BatchParser:
         return pos
 
     def _learn_from(self, by_run: Mapping[bytes, Columns], known: Mapping[bytes, int]) -> None:
-        """Learn the shape of the messages of a chunk. `known` has, for each run, the number of
+        """Learn the shape of the messages of a chunk. `known` contains, for each run, the number of
         messages that already had the known shape."""
         if len(by_run) == 1:
             ((number, columns),) = by_run.items()
@@ -283,16 +283,16 @@ class BatchParser:
             self._learn_uniform(number, {number: by_run[number]}, known)
 
     def _is_mixed(self, number: bytes, most: int, count: int) -> bool:
-        """Return True if the shape of this chunk is not that of one run. `most` of its messages
-        belong to the run `number`."""
-        if self._uniform_wait == _UNIFORM_RETRY_CHUNKS:  # just forgotten
+        """Return True if messages of several runs share the shape of this chunk. `most` of its
+        messages belong to the run `number`."""
+        if self._uniform_wait == _UNIFORM_RETRY_CHUNKS:  # the shape has just been forgotten
             return count > most
         shape = self._uniform
         is_other = shape is not None and shape.run not in (None, number)
         return is_other or count > most + most // _UNIFORM_MIN_ROWS
 
     def _note_misses(self, count: int, new: int) -> None:
-        """Forget a shape that most messages of several chunks do not have."""
+        """Forget a shape if most messages of several chunks do not have it."""
         if self._uniform is None or new * 2 <= count:
             self._misses = 0
             return
@@ -308,8 +308,8 @@ class BatchParser:
     def _learn_uniform(
         self, run: bytes | None, by_run: Mapping[bytes, Columns], known: Mapping[bytes, int]
     ) -> None:
-        """Learn a shape from the messages of the columns, without the first `known` of each run.
-        `run` is None for a shape of any run."""
+        """Learn a shape from the messages of the columns, except the first `known` messages of each
+        run. `run` is None for a shape of any run."""
         latest = [
             (columns, rows)
             for number, columns in by_run.items()
@@ -337,8 +337,8 @@ class BatchParser:
         self._uniform = Shape(run, sizes, subject, has_reply=not without_reply)
 
     def _take_any(self, data: bytes, pos: int, until: int, by_run: dict[bytes, Columns]) -> int:
-        """Parse one message after the other, of any form, as long as the messages begin before
-        `until`. Returns the position after the last message."""
+        """Parse one message after the other, of any form, as long as each begins before `until`.
+        Returns the position after the last message."""
         find = data.find
         length = len(data)
         columns = Columns()
@@ -374,8 +374,8 @@ class BatchParser:
 
 
 def _arguments(words: Sequence[bytes], least: int) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return (sid, total size, subject, reply or b"") of a control line, which has `least` words,
-    or one more word if it has a reply subject."""
+    """Return (sid, total size, subject, reply or b"") of a control line. The line has `least`
+    words, or one more word if it contains a reply subject."""
     if len(words) == least:
         return words[2], words[-1], words[1], b""
     if len(words) == least + 1:

@@ -1,4 +1,5 @@
-"""Work that takes a lock and a round trip, done once for all callers that wait for the lock."""
+"""Work that needs a lock and a round trip. It is done once for all callers that wait for the
+lock."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ _R = TypeVar("_R")
 class Coalescing(Generic[_T, _R]):
     """Joins waiting callers into one call of `work`. Belongs to one event loop.
 
-    `work` is called with the lock held, one call at a time. All items of a call get its result or
-    its error.
+    `work` is called with the lock held, one call at a time. All items of a call get the same result
+    or error.
     """
 
     def __init__(self, lock: asyncio.Lock, work: Callable[[list[_T]], Awaitable[_R]]) -> None:
@@ -31,9 +32,10 @@ class Coalescing(Generic[_T, _R]):
         return self._items
 
     async def do(self, item: _T) -> _R:
-        """Run `work` for `item`, together with the items that other callers add before it starts.
+        """Run `work` for `item`, together with the items that other callers add before `work`
+        starts.
 
-        `work` runs even if this caller is cancelled, because the others share the call.
+        `work` runs even if this caller is cancelled, because the other callers share the call.
         """
         self._items.append(item)
         if len(self._items) == 1:
@@ -50,7 +52,8 @@ class Coalescing(Generic[_T, _R]):
     def _over(self, turn: asyncio.Task[_R]) -> None:
         self._turns.remove(turn)
         if not turn.cancelled():
-            turn.exception()  # all callers may have been cancelled
+            # All callers may have been cancelled, so that nobody reads the exception.
+            turn.exception()
 
     async def close(self) -> None:
         """Wait until all calls of `work` have ended."""

@@ -38,7 +38,7 @@ _CLOSE_SECONDS = 1.0
 _MAX_UNSENT_BYTES = 16 * 1024 * 1024
 _BEHIND_BYTES = 256 * 1024
 """If at least this number of bytes is unread when a connection ends, the module assumes that NATS
-closed the connection because the daemon was slow."""
+closed the connection because the daemon was too slow."""
 
 
 class NatsConnection:
@@ -66,7 +66,7 @@ class NatsConnection:
         """True if the server is about to stop, and has asked its clients to reconnect elsewhere."""
         self.ended = asyncio.Event()
         self.max_payload_bytes = 0
-        """The largest payload that the server accepts; 0 if not known."""
+        """The largest payload, in bytes, that the server accepts; 0 if it is not known."""
         self.connect_urls: list[object] = []
         """The addresses of the servers of the cluster, from the server's last announcement."""
         self.sids: dict[LinkSubscription, dict[str, int]] = {}
@@ -80,8 +80,8 @@ class NatsConnection:
         """Maps each other number of a subscription to its run number."""
         self._wanted: dict[int, tuple[LinkSubscription, str]] = {}
         self._asked: dict[int, str] = {}
-        """Maps the number of each subject that waits for an answer to the reason if NATS has
-        refused the subject, else to ""."""
+        """The subjects that wait for an answer, by their numbers. The value is the reason if NATS
+        has refused the subject, and "" otherwise."""
         self._refused_unnamed = ""
         self.chunk_end = on_chunk_end
         self._on_revoked = on_revoked
@@ -110,7 +110,7 @@ class NatsConnection:
             options.setdefault("tls_hostname", self.address.tls_name)
         seconds = settings.connect_timeout_seconds
         try:
-            # This time limit applies to each step: TCP, INFO, TLS, login.
+            # This time limit applies separately to each step: TCP, INFO, TLS, login.
             async with asyncio.timeout(4 * seconds):
                 await self._client.connect(
                     servers=[self.address.url],
@@ -168,7 +168,7 @@ class NatsConnection:
 
     @property
     def is_read(self) -> bool:
-        """True if the read loop runs. The read loop stops only if nats-py fails."""
+        """True if the read loop runs. It stops only if nats-py fails."""
         task = self._client._reading_task
         return task is not None and not task.done()
 
@@ -233,8 +233,8 @@ class NatsConnection:
         if isinstance(error, nats.errors.UnexpectedEOF | OSError):
             still = self._pauses.not_read_seconds()
             if still >= STILL_SECONDS:
-                # A reset of the connection discards bytes that had arrived, so none were found
-                # unread.
+                # A reset of the connection discards bytes that had arrived. So there are no unread
+                # bytes that could show why it ended.
                 return Ending(
                     Cause.SLOW_CONSUMER,
                     "NATS closed the connection after the daemon had not read for "
@@ -287,7 +287,8 @@ class NatsConnection:
         return self.ending is None and self._transport.send(commands)
 
     async def room(self) -> None:
-        """Wait until the server has taken most of the sent bytes, or the connection has ended."""
+        """Wait until the server has taken most of the sent bytes, or until the connection has
+        ended."""
         with contextlib.suppress(OSError):
             await self._transport.drain()
 
@@ -320,7 +321,7 @@ class NatsConnection:
                 if sid in self._wanted:
                     self._forget(sid)
         if self._refused_unnamed and len(asked) > 1:
-            # NATS did not name the refused subject: ask for one at a time to find it.
+            # NATS has not named the refused subject. To find it, request one subject at a time.
             self._unsubscribe(self._sids_of(asked))
             refused = []
             for pair in asked:
@@ -331,9 +332,9 @@ class NatsConnection:
         return dict(found)
 
     def _leave(self, wanted: Iterable[LinkSubscription]) -> list[int]:
-        """Unsubscribe from subjects that are no longer wanted; returns their numbers. Must come
-        before new subscriptions, because a new subject may overlap with an old one, and no message
-        may arrive twice. Messages that NATS has already sent are still delivered."""
+        """Unsubscribe from subjects that are no longer wanted. Returns their numbers. This must
+        come before new subscriptions: a new subject may overlap with an old one, and no message may
+        arrive twice. Messages that NATS has already sent are still delivered."""
         left: list[int] = []
         for one in wanted:
             sids = self.sids.get(one, {})
@@ -349,7 +350,7 @@ class NatsConnection:
         asked: Sequence[tuple[LinkSubscription, str]],
         handler_of: Callable[[LinkSubscription], RunHandler],
     ) -> list[tuple[LinkSubscription, str, str]]:
-        """Send the subscriptions; returns the refused subjects with the reasons."""
+        """Send the subscriptions. Returns the refused subjects with the reasons."""
         self._refused_unnamed = ""
         commands = []
         for one, subject in asked:
@@ -406,8 +407,8 @@ class NatsConnection:
             self._forget(sid)
 
     def stop(self, wanted: Iterable[LinkSubscription]) -> list[int]:
-        """Unsubscribe; returns the numbers of the subscriptions. Messages that NATS has already
-        sent are still delivered, until the subscriptions are drained."""
+        """Unsubscribe. Returns the numbers of the subscriptions. Messages that NATS has already
+        sent are delivered until the subscriptions are drained."""
         sids = [sid for one in wanted for sid in self.sids.get(one, {}).values()]
         self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in sids))
         return sids
@@ -424,9 +425,9 @@ class NatsConnection:
                     self._forget(sid)
 
     async def confirm(self, seconds: float = CONFIRM_SECONDS) -> None:
-        """Wait until the server has processed all commands sent so far, and has confirmed this. All
-        bytes that it sent before the confirmation have then been received. Raises
-        NatsUnavailable."""
+        """Wait until the server has processed all commands sent so far, and has confirmed this.
+        When the call returns, all bytes that the server sent before the confirmation have been
+        received. Raises NatsUnavailable."""
         flushed = asyncio.ensure_future(self._client.flush(seconds))  # type: ignore[arg-type]
         ended = asyncio.ensure_future(self.ended.wait())
         try:
@@ -445,15 +446,15 @@ class NatsConnection:
     # --- the end ---
 
     async def close(self, *, flush: bool = False) -> None:
-        """Close, even if unsent bytes remain; with `flush`, wait briefly for the server to take
-        them."""
+        """Close, even if unsent bytes remain. If `flush` is true, first wait briefly for the server
+        to take them."""
         if flush and self.connected:
             with contextlib.suppress(NatsUnavailable):
                 await self.confirm(_CLOSE_SECONDS)
         if self.ending is None:
             self.ending = Ending(Cause.OTHER, "closed by the daemon")
         self._handlers.clear()
-        # uvloop raises RuntimeError if the rest is written to a transport that is closed.
+        # uvloop raises RuntimeError if the remaining bytes are written to a closed transport.
         with contextlib.suppress(OSError, nats.errors.Error, TimeoutError, RuntimeError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._client.close()

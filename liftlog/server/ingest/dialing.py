@@ -51,8 +51,8 @@ class Dialer:
         return self._pool.round()
 
     def round_elsewhere(self, old: NatsConnection) -> list[NatsServerAddress]:
-        """Return all servers. The address of `old` comes last. The present address is included,
-        because it may lead to another server behind a load balancer."""
+        """Return all servers, with the address of `old` last. This address is included, because
+        behind a load balancer it may lead to another server."""
         return sorted(self._pool.round(), key=lambda one: one.shown == old.address.shown)
 
     async def open(self, address: NatsServerAddress) -> NatsConnection | None:
@@ -74,8 +74,8 @@ class Dialer:
     async def open_other(
         self, address: NatsServerAddress, old: NatsConnection
     ) -> NatsConnection | None:
-        """Like `open`. Also returns None if the address leads to the server of `old`, if the server
-        is about to stop, or if `old` has ended."""
+        """Connect to one server, like `open`. Also returns None if the address leads to the server
+        of `old`, if the server is about to stop, or if `old` has ended."""
         new = None if old.ending is not None else await self.open(address)
         if new is not None and (new.server_id == old.server_id or new.lame_duck):
             await new.close()
@@ -90,8 +90,8 @@ class Dialer:
 
 
 async def checked(ending: Ending, address: NatsServerAddress) -> Ending:
-    """Return the ending with its real cause. If the server no longer listens, the cause is a stop
-    of the server, and not the daemon."""
+    """Return the ending with its real cause. If the server no longer listens, the server has
+    stopped, and the daemon was not the cause."""
     if not ending.is_guess:
         return ending
     try:
@@ -101,5 +101,5 @@ async def checked(ending: Ending, address: NatsServerAddress) -> Ending:
     except ConnectionRefusedError:
         return Ending(Cause.CLOSED, "NATS closed the connection: its server has stopped")
     except (OSError, TimeoutError):
-        pass  # this proves nothing
+        pass  # a failure here proves nothing
     return ending

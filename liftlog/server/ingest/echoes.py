@@ -1,11 +1,12 @@
 """Recognises the daemon's own messages, which come back while the daemon is connected to two
 servers.
 
-NATS does not send a client its own messages (`no_echo`). With two connections, the daemon is two
-clients: messages that it sends over the old connection reach its subscriptions on the new
-connection, if a stream records inboxes. No stream on `_INBOX.` may store these messages, however
-late they arrive. A stream on another prefix that publishers use for their acks may store them,
-because a handover only covers `_INBOX.`.
+NATS does not send a client its own messages (`no_echo`). With two connections, the daemon counts as
+two clients. If a stream records inboxes, messages that the daemon sends over the old connection
+reach its subscriptions on the new connection.
+
+A stream on `_INBOX.` must not store these messages, however late they arrive. A stream on another
+prefix that publishers use for their acks may store them, because a handover only covers `_INBOX.`.
 
 NATS keeps the order from one connection to one subscription. So when the last sent message has come
 back, no earlier message can come back any more.
@@ -21,7 +22,7 @@ from liftlog.server.ingest.subscriptions import LinkSubscription
 
 FORGET_SECONDS = 60.0
 """If no message was sent over a connection for this time (in seconds), the connection was
-abandoned, and no message is expected to come back."""
+abandoned. No message is then expected to come back over it."""
 
 
 class Echoes:
@@ -38,7 +39,7 @@ class Echoes:
         return sum(map(len, self._over))
 
     def for_next(self) -> Echoes:
-        """Return the echoes of the next connection: all messages that have not come back yet may
+        """Return the echoes of the next connection. All messages that have not come back yet may
         also come back over that connection."""
         following = Echoes(self._now)
         following._over[:0] = [one.copy() for one in self._over if len(one)]
@@ -91,7 +92,7 @@ class _OverOne:
     def sent(self, one: LinkSubscription, message: Parts) -> None:
         sent = self._sent.setdefault(one, {})
         digest = digest_of(one, message)
-        sent[digest] = sent.pop(digest, 0) + 1  # the last sent one is at the end
+        sent[digest] = sent.pop(digest, 0) + 1  # this puts the last sent message at the end
         self._last_at[one] = self._now()
 
     def are_due(self, one: LinkSubscription) -> bool:

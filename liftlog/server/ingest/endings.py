@@ -12,8 +12,8 @@ from enum import Enum
 
 
 class Cause(Enum):
-    """Causes for the end of a connection. They are label values of a metric, so the list is
-    short."""
+    """Causes for the end of a connection. They are the values of a metric's label, so there are
+    only a few."""
 
     CLOSED = "closed"
     """NATS closed the connection and gave no reason."""

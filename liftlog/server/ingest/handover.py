@@ -1,9 +1,12 @@
-"""Moves from a server that is about to stop to another one without losing or duplicating messages.
+"""Moves from a server that is about to stop to another server. No message is lost or duplicated.
 
 NATS warns its clients some time before it closes their connections (lame duck mode). Until then the
-old connection works as before. The daemon connects to another server, subscribes there, waits until
-the cluster has propagated the subscriptions, drains the old connection, and then uses the new one.
-See `overlap`.
+old connection still works. The daemon performs these steps (see `overlap`):
+
+1. It connects to another server and subscribes there.
+2. It waits until the cluster has propagated the subscriptions.
+3. It drains the old connection.
+4. It uses the new connection.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class Handover:
         echoes: Echoes,
     ) -> None:
         """If `hurry` is set, the overlap ends as soon as possible. `echoes` are the daemon's own
-        messages that may still come back over `old` after an earlier handover, and therefore also
+        messages from an earlier handover. They may still come back over `old`, and therefore also
         over `new`."""
         self._old = old
         self.new = new
@@ -113,8 +116,8 @@ class Handover:
             self._switch()
 
     def sent(self, commands: bytes) -> None:
-        """Note acks that were sent over the old connection. If a stream records their subjects,
-        these acks also arrive over the new connection, like acks of another client."""
+        """Note acks that were sent over the old connection. If a stream records their subjects, the
+        acks also arrive over the new connection, as if another client had sent them."""
         if not self._echoing:
             return
         for message in published(commands):
@@ -161,7 +164,8 @@ class Handover:
         except TimeoutError:
             if self._old.cluster_name and self._old.cluster_name == self.new.cluster_name:
                 raise NatsUnavailable("the messages sent before have not arrived there") from None
-            # The servers are not connected, so the earlier messages do not arrive either.
+            # The two servers are not connected with each other, so the earlier messages do not
+            # arrive either.
         finally:
             await self.new.drain([mark], _DRAIN_SECONDS)
 
@@ -178,14 +182,14 @@ class Handover:
                 command = publish_commands([(subject, b"%d" % number)])
                 self._old.send(command)
                 self.sent(command)
-                # The subscription reaches the old server only after a moment.
+                # The subscription reaches the old server only after a short time.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_MARK_AGAIN_SECONDS):
                         await came.wait()
 
     def publish_refused(self, subject: str) -> bool:
-        """Return True if NATS has refused the mark. The permissions in NATS may allow only replies.
-        In this case the handover continues without the mark."""
+        """Return True if the subject that NATS has refused is the mark's subject. The permissions
+        in NATS may allow only replies. In this case the handover continues without the mark."""
         if subject.lower() != self._mark.lower():
             return False
         self._mark_refused.set()
@@ -231,7 +235,7 @@ class Handover:
         left = self.echoes.without(one, run)
         if left is None:
             return
-        if one.queue_group:  # NATS sends each message to only one member
+        if one.queue_group:  # NATS sends each message to only one member of a queue group
             one.handler(left)
         else:
             self._overlap.from_new(one, left)
@@ -244,8 +248,8 @@ class Handover:
             one.handler(left)
 
     def _switch(self) -> None:
-        """Switch to the new connection. This method must not await, because no message of the new
-        connection may arrive in between."""
+        """Switch to the new connection. This method must not await: no message of the new
+        connection may arrive during the switch."""
         for receiver, run in self._overlap.release():
             receiver.handler(run)
         self._on_chunk_end()

@@ -30,8 +30,8 @@ _ANSWER_SECONDS = 2.0
 _LOOK_SECONDS = 300.0
 """Pause, in seconds, between two checks while nothing changes."""
 _PAUSE_SECONDS = 1.0
-"""Shortest time, in seconds, from one check to the next: while programs create thousands of
-streams, a check of all streams after each new one would take longer than the creations."""
+"""Shortest time, in seconds, from one check to the next. While programs create thousands of
+streams, a check of all streams after each new stream would take longer than the creations."""
 _MAY_RECORD_INBOXES = ("_INBOX", "*", ">")
 
 
@@ -40,7 +40,7 @@ class JetStreamWatch:
     loop."""
 
     def __init__(self, lock: asyncio.Lock) -> None:
-        """`lock` is held while subscriptions of a connection change."""
+        """The holder of `lock` changes the subscriptions of a connection."""
         self._lock = lock
         self._look: _Look | None = None
         self._due_at = self._free_at = 0.0
@@ -55,8 +55,8 @@ class JetStreamWatch:
         self._look, self._due_at, self._free_at = None, 0.0, 0.0
 
     def refuses(self, subject: str) -> bool:
-        """Return True if this check has sent the message that NATS refused on this subject. The
-        check then sends no more requests over this connection."""
+        """Return True if NATS has refused a message of this check on this subject. The check then
+        sends no more requests over this connection."""
         if self._look is None or not subject.upper().startswith(_API_PREFIX):
             return False
         self._look.is_refused = True
@@ -74,7 +74,7 @@ class JetStreamWatch:
         if self._look is None or self._look.connection is not connection:
             self._look = _Look(connection, self._lock)
         acked = [one for one in wanted if one.is_acked and one.confirmed]
-        # A stream that records inboxes would record the answers.
+        # A stream that records inboxes would record the answers to the check.
         would_record = any(
             subject.startswith(_MAY_RECORD_INBOXES) and overlaps(subject, "_INBOX.>")
             for one in wanted
@@ -181,13 +181,13 @@ class _Look:
                 number = int(subject.rpartition(b".")[2])
                 # Without JetStream, NATS answers "no responders" with an empty payload.
                 found = json.loads(payload) if payload else {}
-                # Another node of our cluster may answer in the place of JetStream.
+                # Another liftlog node of the same cluster may answer in place of JetStream.
                 is_ours = not found or MARK in found
                 names = [] if is_ours else found.get("streams") or []
             except (ValueError, AttributeError):
                 continue
             if number < self._first:
-                continue  # the answer to an earlier question
+                continue  # this answers an earlier question
             self._is_there |= not is_ours
             if isinstance(names, list):
                 self._answers[number] = list(map(str, names))

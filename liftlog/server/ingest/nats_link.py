@@ -41,7 +41,7 @@ class NatsLink:
     """Owns the connection. Belongs to one event loop.
 
     `on_chunk_end()` is called after the messages of one read were delivered. While
-    `reading_is_held()`, the link awaits `wait_until_ready_to_read()` before it reads more.
+    `reading_is_held()` is true, the link awaits `wait_until_ready_to_read()` before it reads more.
     `stood_still_seconds()` returns the duration of the last pause of the process.
     """
 
@@ -68,7 +68,7 @@ class NatsLink:
         self._work = asyncio.Event()
         self._stopping = asyncio.Event()
         self._lock = asyncio.Lock()  # one change of subscriptions or connection at a time
-        # A node that stops, and nodes that take over from it, change hundreds of subscriptions.
+        # A stopping node and the nodes that take over from it change hundreds of subscriptions.
         self._attaching = Coalescing(self._lock, self._attach)
         self._leaving = Coalescing(self._lock, self._leave)
         self._supervisor: asyncio.Task[None] | None = None
@@ -91,9 +91,9 @@ class NatsLink:
         self.on_connected: list[Callable[[], None]] = []
         """Callbacks that run when the subscriptions of a new connection have been requested."""
         self.on_publish_refused: list[Callable[[str], bool]] = []
-        """Callbacks that get the subject of a message that NATS refuses. The callbacks are called
-        in turn, until one returns True because it has sent the message. If no callback returns
-        True, the message was an ack."""
+        """Callbacks that get the subject of a message that NATS refuses. They are called in turn
+        until one returns True because it has sent the message. If none returns True, the message
+        was an ack."""
 
     # --- state ---
 
@@ -152,7 +152,7 @@ class NatsLink:
         return self._connection is not None and self._connection.lame_duck
 
     def send(self, commands: bytes) -> None:
-        """Queue commands (acks). Without a connection the acks are lost; a publisher that waits for
+        """Queue commands (acks). Without a connection the acks are lost. A publisher that waits for
         an ack then publishes again."""
         max_payload_bytes = self.max_payload_bytes
         if 0 < max_payload_bytes < len(commands):
@@ -174,8 +174,8 @@ class NatsLink:
         await connection.room()
 
     def _within_payload(self, commands: bytes, max_payload_bytes: int) -> bytes:
-        """Drop commands that are too large. Otherwise the server would close the connection, and
-        messages of other streams would be lost."""
+        """Drop commands that are too large. If such a command were sent, the server would close the
+        connection, and messages of other streams would be lost."""
         commands, left_out = within_payload(commands, max_payload_bytes)
         if left_out:
             self.counters.acks_oversized += left_out
@@ -205,7 +205,7 @@ class NatsLink:
                 connection = await self._connect(ending)
                 ending = await self._serve(connection)
             except Exception as error:  # noqa: BLE001  # a supervisor: nats-py may raise anything
-                if connection is not None:  # from now on messages are missed: report a gap
+                if connection is not None:  # messages are missed from now on: report a gap
                     ending = connection.ending or Ending(Cause.OTHER, f"the link failed: {error!r}")
                 self._warnings.warn("nats-link-failed error=%r", error)
                 await self._abandon()
@@ -296,7 +296,7 @@ class NatsLink:
     # --- lame duck mode ---
 
     async def _go_elsewhere(self, old: NatsConnection) -> NatsConnection:
-        """Move to another server; return the connection to use then, perhaps `old`."""
+        """Move to another server. Returns the connection to use then; it may still be `old`."""
         self._warnings.warn("nats-lame-duck server=%s action=go-elsewhere", old.address.shown)
         for address in self._dialer.round_elsewhere(old):
             new = await self._dialer.open_other(address, old)
@@ -369,7 +369,7 @@ class NatsLink:
                 if any(one.confirmed for one in still):
                     self._book.shorten_pause()
         except NatsUnavailable as error:
-            if self.connected:  # otherwise the end of the connection is logged
+            if self.connected:  # without a connection, the end of the connection was already logged
                 logger.warning("nats-not-subscribed error=%s", error)
 
     async def _ask(self, missing: list[LinkSubscription]) -> None:
@@ -377,8 +377,8 @@ class NatsLink:
         connection = self._connection
         if connection is None or not connection.connected:
             raise NatsUnavailable("there is no connection to NATS at the moment")
-        # A new subscription may have the same subjects as one that waits for its end. Stop the
-        # latter first, so that no message arrives for both.
+        # A new subscription may have the same subjects as one that waits for its end. Stop the old
+        # subscription first, so that no message arrives for both.
         connection.stop([one for one, _ in self._leaving.waiting])
         self._book.answered(missing, await connection.subscribe(missing))
 
@@ -446,8 +446,8 @@ class NatsLink:
     async def _leave(self, leaving: list[tuple[LinkSubscription, bool]]) -> set[LinkSubscription]:
         """End the subscriptions. The caller holds the lock.
 
-        Returns the subscriptions of which all messages were received. A subscription on a
-        connection that ended in the meantime is not in the result.
+        Returns the subscriptions of which all messages were received. Subscriptions on a connection
+        that ended in the meantime are not in the result.
         """
         connection = self._connection
         if connection is None:
@@ -490,7 +490,7 @@ class NatsLink:
         self._closing = True
         self._stopping.set()
         while self._supervisor is not None and not self._supervisor.done():
-            self._supervisor.cancel()  # nats-py swallows it at some places
+            self._supervisor.cancel()  # repeated: nats-py suppresses it at some places
             await asyncio.wait({self._supervisor}, timeout=_WATCH_SECONDS)
         await self._jetstream.close()
         connection, self._connection = self._connection, None

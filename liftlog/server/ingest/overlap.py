@@ -1,8 +1,8 @@
 """Delivers each message once while two connections receive the same messages.
 
-While the daemon moves to another server, both connections are subscribed: a cluster needs some time
-to propagate a subscription, and messages that are published during this time must arrive over one
-of the connections. Core NATS does not number messages, so copies are found by content: subject,
+While the daemon moves to another server, both connections are subscribed. A cluster needs some time
+to propagate a subscription. Messages that are published during this time must arrive over one of
+the connections. Core NATS does not number messages, so copies are found by their content: subject,
 reply, headers and payload.
 
     old connection   ----a--b--c--d--e|            everything is delivered at once
@@ -13,12 +13,14 @@ reply, headers and payload.
 The order of each publisher's messages is kept. Messages are counted: two equal messages that arrive
 over both connections are delivered twice, not once and not four times.
 
-Equal messages need more care. Some may have arrived over the old connection before the new
+Equal messages need more care. Some of them may have arrived over the old connection before the new
 subscription took effect. Such messages have no copies, and must not be paired with equal messages
-that arrive after the end of the old connection. While both connections are quiet, the number of
-messages without a copy is known: it is the difference between the numbers of delivered messages. If
-equal messages arrive so fast that there is no quiet moment, this number is estimated, and the
-estimate tends to be too high. So a few messages may be stored twice, but no message is lost.
+that arrive after the end of the old connection.
+
+While both connections are quiet, the number of messages without a copy is known: it is the
+difference between the numbers of messages that the two connections have delivered. If equal
+messages arrive so fast that there is no quiet moment, this number is estimated. The estimate tends
+to be too high. So a few messages may be stored twice, but no message is lost.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _HIGH_PART = 0.9
 
 
 class Receiver(Protocol):
-    """A subscription of both connections."""
+    """A subscription that both connections have."""
 
     @property
     def handler(self) -> Callable[[MessageRun], None]: ...
@@ -87,7 +89,7 @@ class Overlap:
                 self.copies += 1
 
     def from_new(self, receiver: Receiver, run: MessageRun) -> None:
-        """Hold back those messages of a run over the new connection that have not arrived over the
+        """Hold back the messages of a run over the new connection that have not arrived over the
         old connection."""
         now = self._now()
         for row, one in enumerate(parts_of(run)):
@@ -134,8 +136,8 @@ class Overlap:
         return found
 
     def late(self, receiver: Receiver, run: MessageRun) -> MessageRun | None:
-        """Return the messages of a run over the new connection that are not late copies; None if
-        all of them are late copies."""
+        """Return the messages of a run over the new connection that are not late copies. Return
+        None if all of them are late copies."""
         rows = []
         now = self._now()
         for row, one in enumerate(parts_of(run)):
@@ -173,8 +175,8 @@ class _Seen:
         self.held: deque[int] = deque()
         self.example: tuple[Receiver, MessageRun, int] | None = None
         self.seconds: dict[int, float] = {}
-        """For each lead of the old connection, in messages, the number of seconds for which the
-        connection had this lead."""
+        """A lead is the number of messages by which the old connection is ahead. Maps each lead to
+        the seconds for which the connection had this lead."""
         self.at = 0.0
         self._expected: int | None = None
 
@@ -189,9 +191,10 @@ class _Seen:
 
     @property
     def expected_copies(self) -> int:
-        """Return how many messages of the old connection also arrive over the new one."""
-        # Cached because it is needed for each late message, and `seconds` may have one entry per
-        # message.
+        """Return the number of messages of the old connection that also arrive over the new
+        connection."""
+        # Cached, because the value is needed for each late message, and `seconds` may have one
+        # entry per message.
         if self._expected is None:
             self._expected = self.old - min(max(self._without_copy(), 0), self.old)
         return self._expected
@@ -237,7 +240,7 @@ def digest_of(receiver: Receiver, parts: Parts) -> bytes:
 
 
 def select(run: MessageRun, rows: Sequence[int]) -> MessageRun:
-    """Return a run of only these rows."""
+    """Return a run that contains only these rows."""
     if len(rows) == len(run):
         return run
     return MessageRun(

@@ -34,8 +34,9 @@ class ReadingPauses:
         self._since = 0.0
 
     def not_read_seconds(self) -> float:
-        """Return the length, in seconds, of the present pause, or of the last long pause if it
-        ended at most 5 s ago; otherwise 0.0. A pause of the whole process counts, too."""
+        """Return the length, in seconds, of the present pause. If there is none, return the length
+        of the last long pause if it ended at most 5 s ago, and 0.0 otherwise. A pause of the whole
+        process counts, too."""
         now = time.monotonic()
         until, seconds = self._last
         if self._since:

@@ -20,7 +20,7 @@ class RefusedAck:
     subject: str
     text: str
     at: float
-    """Time by the monotonic clock."""
+    """Time of the refusal by the monotonic clock."""
 
 
 class RefusedAcks:
@@ -32,8 +32,8 @@ class RefusedAcks:
         self._told_at = -_TOLD_AGAIN_SECONDS
 
     def add(self, rejection: Rejection) -> None:
-        """Note a refusal. Log at most one refusal per minute, because publishers choose the
-        subjects."""
+        """Note a refusal. Logs at most one refusal per minute: publishers choose the subjects, so
+        they could cause any number of lines."""
         now = time.monotonic()
         self.last = RefusedAck(rejection.subject, rejection.text, now)
         if now - self._told_at >= _TOLD_AGAIN_SECONDS:

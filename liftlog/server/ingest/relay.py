@@ -23,10 +23,11 @@ class Relay:
 
     def __init__(self, now: Callable[[], float], deliver: RunHandler | None = None) -> None:
         self.giver: Giver | None = None
-        """The giver's side of the handover while the stream moves to another node; else None."""
+        """The giver's side of the handover while the stream moves to another node; otherwise
+        None."""
         self.taker: Taker[MessageRun] | None = None
         """The taker's side of the handover while the stream moves to this node, and for a short
-        time after that; else None."""
+        time after that; otherwise None."""
         self._now = now
         self._deliver = deliver
 
@@ -47,12 +48,12 @@ class Relay:
         if rows and self._deliver is not None:
             self._deliver(select(run, rows))
         if taker.leads and not compares:
-            self.taker = None  # no more copies come
+            self.taker = None  # no more copies are expected
 
     def take(self, log_end: int, deliver: RunHandler) -> bool:
-        """Deliver the held messages, and all messages from now on, because this node now leads the
-        stream. The node's log ends at `log_end`. Returns False, and delivers nothing, if the held
-        messages cannot be used."""
+        """Deliver the held messages and all later messages, because this node now leads the stream.
+        The node's log ends at `log_end`. Returns False, and delivers nothing, if the held messages
+        cannot be used."""
         held = None if self.taker is None else self.taker.take(log_end, self._now())
         if held is None:
             return False

@@ -1,9 +1,9 @@
 """Plugs into nats-py, and checks that the installed version fits.
 
-nats-py calls Python once per message and fails silently on some inputs, so the daemon takes
-messages from nats-py at an earlier stage. The preferred way replaces the client's parser by the
-batch parser. If the installed nats-py does not fit, a Client subclass takes raw bytes from
-`_process_msg`, which is slower and equally safe.
+nats-py calls Python code once per message, and fails silently on some inputs. So the daemon takes
+messages from nats-py at an earlier stage. Preferably, it replaces the client's parser by the batch
+parser. If the installed nats-py does not permit this, a Client subclass takes raw bytes from
+`_process_msg`. This is slower, but equally safe.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ _STRICT_PATTERNS = {
 def separate_at_blanks_only() -> None:
     """Make nats-py's own parser split control lines as nats-server writes them.
 
-    Its patterns accept any whitespace as separator, even line ends. A header block that begins with
-    `12\n` is then taken for the sizes of the message: a publisher could choose where the next
-    message begins, and forge one. Patterns of another shape stay as they are.
+    Its patterns accept any whitespace as separator, even line ends. It would mistake a header block
+    that begins with `12\n` for the sizes of the message. A publisher could then choose where the
+    next message begins, and forge a message. Patterns that do not have the expected shape are not
+    changed.
     """
     for name, strict in _STRICT_PATTERNS.items():
         theirs = getattr(nats.protocol.parser, name, None)
@@ -64,7 +65,8 @@ def replace_done_pongs(client: Client) -> None:
 
 
 class Owner(Protocol):
-    """The owner of the client; it handles the events of the connection. No method may raise."""
+    """The owner of the client. It handles the events of the connection. Its methods must not
+    raise."""
 
     def on_error_words(self, words: str) -> None:
         """Handle an `-ERR` that NATS has sent."""
@@ -73,7 +75,7 @@ class Owner(Protocol):
         """Handle an error after which the connection cannot continue."""
 
     def on_info(self, info: Mapping[str, Any]) -> None:
-        """Handle an INFO that NATS has sent after the first."""
+        """Handle an INFO that NATS has sent after the first INFO."""
 
 
 class SingleClient(Client):
@@ -85,7 +87,7 @@ class SingleClient(Client):
         self._liftlog_owner = owner
 
     async def _select_next_server(self) -> None:
-        # nats-py's own method would retry forever without reporting why.
+        # nats-py's own method would retry forever without reporting a reason.
         server = self._server_pool[0]
         await self._connect_to_server(server)
         self._current_server = server
@@ -103,7 +105,7 @@ class SingleClient(Client):
 
 
 class RawClient(SingleClient):
-    """The slower way: uses nats-py's own parser, and takes messages as raw bytes, without decoding
+    """The slower way. Uses nats-py's own parser, and takes messages as raw bytes, without decoding
     that can fail."""
 
     def __init__(

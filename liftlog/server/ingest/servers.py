@@ -27,7 +27,7 @@ class NatsServerAddress:
 
     @property
     def shown(self) -> str:
-        """host:port, without a login."""
+        """The server as host:port, without a login."""
         parts = urlsplit(self.url)
         host = parts.hostname or "?"
         host = f"[{host}]" if ":" in host else host
@@ -59,8 +59,8 @@ class ServerPool:
         return list(self._urls)
 
     def round(self) -> list[NatsServerAddress]:
-        """Return all servers in random order, the configured servers first. The order is random so
-        that many daemons do not all choose the same server."""
+        """Return all servers, the configured servers first. The order within each group is random,
+        so that many daemons do not all choose the same server."""
         first, then = list(self._configured), list(self._discovered)
         random.shuffle(first)
         random.shuffle(then)

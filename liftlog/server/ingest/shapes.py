@@ -10,7 +10,7 @@ from operator import ne
 
 _CRLF = b"\r\n"
 _SHORT_RUN = 4
-"""Messages of a subscription that arrive in a row are copied one by one if they are fewer."""
+"""If fewer messages of a subscription than this arrive in a row, they are copied one by one."""
 
 
 class Columns:
@@ -77,7 +77,7 @@ class Shape:
         self.run = run
         self.subject = subject
         self.has_reply = has_reply
-        # `[^ ]` is three times as fast as a list of all forbidden characters; the fields are
+        # `[^ ]` is three times as fast as a list of all forbidden characters. The fields are
         # checked afterwards.
         reply = rb"([^ ]+) " if has_reply else b""
         name = rb"([^ ]+)" if subject is None else re.escape(subject)
@@ -138,7 +138,7 @@ class Shape:
             replies = fields[at::stride]
             names += b"".join(replies)
         if b"\n" in names:
-            return 0  # a field swallowed a line end: a payload that looks like protocol
+            return 0  # a field contains a line end: a payload that looks like protocol
         headers: Sequence[bytes] | None = None
         length = count * self._fixed_bytes + len(names)
         if self._header_sizes is None:
@@ -150,7 +150,7 @@ class Shape:
             try:
                 headers, payloads = _cut(ops, payloads, self._header_sizes)
             except KeyError:
-                return 0  # HMSG with one size or MSG with two: not what the fields say
+                return 0  # HMSG with one size, or MSG with two sizes: the fields do not match
             if not (self.has_headers and any(headers)):
                 headers = None
         runs = [self.run] if self.run is not None else sids
@@ -169,7 +169,7 @@ def _share_out(
     payloads: Sequence[bytes],
 ) -> None:
     """Append messages to the columns of their runs, in their order. `runs` has one item for each
-    message, or one for all."""
+    message, or a single item for all messages."""
     if runs.count(runs[0]) == len(runs):
         columns = by_run.get(runs[0]) or by_run.setdefault(runs[0], Columns())
         columns.extend(subjects, replies, headers, payloads)

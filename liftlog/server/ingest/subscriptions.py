@@ -95,8 +95,8 @@ class SubscriptionBook:
         self.refusals = 0
         self._wanted: dict[LinkSubscription, None] = {}
         self._open: dict[LinkSubscription, None] = {}
-        """The wanted subscriptions that are not confirmed. May also contain confirmed ones, which
-        `missing` removes."""
+        """The wanted subscriptions that are not confirmed. It may also contain confirmed
+        subscriptions; `missing` removes these."""
         self._ask_again_at = 0.0
         self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
 
@@ -106,7 +106,8 @@ class SubscriptionBook:
 
     @property
     def all_wanted(self) -> Collection[LinkSubscription]:
-        """The wanted subscriptions, not copied: valid until the next await."""
+        """The wanted subscriptions. The result is not a copy, and is only valid until the next
+        await."""
         return self._wanted.keys()
 
     def add(self, subscription: LinkSubscription) -> None:
@@ -143,7 +144,8 @@ class SubscriptionBook:
             if one.problem:
                 logger.info("nats-subscription-allowed subject=%s", one.refused_subjects)
             one.accepted()
-            if not one.confirmed and one in self._wanted:  # its subjects have changed meanwhile
+            # The subjects of the subscription have changed meanwhile.
+            if not one.confirmed and one in self._wanted:
                 self._open[one] = None
 
     def revoked(self, one: LinkSubscription, subject: str, problem: str) -> None:
@@ -176,9 +178,9 @@ class SubscriptionBook:
                 one.on_gap(reason)
 
     def missing(self, now: float) -> list[LinkSubscription]:
-        """Return the subscriptions to request: subscriptions that were made without a connection
-        and, from time to time, subscriptions that NATS refused. The pause between requests doubles
-        each time."""
+        """Return the subscriptions to request. These are subscriptions that were added without a
+        connection and, from time to time, subscriptions that NATS refused. The pause between two
+        requests doubles each time."""
         for one in [one for one in self._open if one.confirmed]:
             del self._open[one]
         missing = [one for one in self._open if not one.problem]

@@ -1,4 +1,4 @@
-"""The TCP transport of nats-py with larger reads, and a reader that delivers at once."""
+"""nats-py's TCP transport with larger reads, and a reader that delivers data at once."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ loop."""
 
 
 class DirectReader(asyncio.StreamReader):
-    """A StreamReader that passes data to `feed` at once while the read loop waits for data.
+    """A StreamReader that passes data to `feed` at once if the read loop is waiting for data.
 
-    Messages then neither pass through the reader's buffer nor wait until the task of the read loop
-    is scheduled. The direct way saves two copies of all data, and a tenth of the round trip of a
-    single message. Bytes that `feed` returns, and all data while the read loop is busy, pass
-    through the buffer as usual.
+    Messages then skip the reader's buffer, and do not wait until the task of the read loop is
+    scheduled. This saves two copies of all data, and a tenth of the round trip of a single message.
+    Bytes that `feed` returns pass through the buffer as usual. The same applies to all data while
+    the read loop is busy.
     """
 
     def __init__(self, limit: int, feed: Feed | None) -> None:
@@ -40,8 +40,8 @@ class DirectReader(asyncio.StreamReader):
         self._loop_waits = False
         self._holds_data = False
         self.behind_bytes = 0
-        """Number of bytes read since the socket was last empty. A large number means that NATS had
-        to wait for the daemon."""
+        """Number of bytes that were read since the socket was last empty. A large number means that
+        NATS had to wait for the daemon."""
         self._was_emptied = True
         self._read_at = 0.0
 
@@ -54,7 +54,7 @@ class DirectReader(asyncio.StreamReader):
             try:
                 data = self._feed(data)
             except Exception as error:  # noqa: BLE001  # the read loop reconnects
-                # Do not use the parser again: it has lost its position in the input, and a payload
+                # Do not use the parser again. It has lost its position in the input, and a payload
                 # may look like a message.
                 self._feed = None
                 self.set_exception(ProtocolError())
@@ -88,7 +88,7 @@ class DirectReader(asyncio.StreamReader):
 
 
 class _DirectProtocol(asyncio.StreamReaderProtocol):
-    """Passes arriving bytes to the reader without a call in between."""
+    """Passes arriving bytes directly to the reader."""
 
     def __init__(self, reader: DirectReader) -> None:
         super().__init__(reader)

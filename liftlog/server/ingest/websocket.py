@@ -1,7 +1,7 @@
 """NATS over a WebSocket, with the interface of nats-py's transports.
 
 nats-py's own transport keeps written data until `drain` is awaited, treats a frame as a line, and
-cannot connect twice. Acks come from code that does not await, so in this module a task sends them.
+cannot connect twice. The code that writes acks does not await, so in this module a task sends them.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class WebSocketTransport(Transport):
     async def connect_tls(
         self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
     ) -> None:
-        # nats-py calls this when the server requires TLS, which the WebSocket already has.
+        # nats-py calls this method when the server requires TLS. The WebSocket already has TLS.
         if self._socket is None:
             await self._open(uri, ssl_context, connect_timeout)
 
     async def _open(self, uri: Any, context: ssl.SSLContext | None, timeout: float) -> None:
-        # The login belongs in NATS's CONNECT, not in HTTP.
+        # The login is sent in NATS's CONNECT, not in HTTP.
         url = URL(uri.geturl()).with_user(None)
         self._session = aiohttp.ClientSession()
         async with asyncio.timeout(timeout):
@@ -92,7 +92,7 @@ class WebSocketTransport(Transport):
             return data
         if message.type is aiohttp.WSMsgType.ERROR:
             raise ConnectionError(f"the WebSocket broke: {message.data!r}")
-        if not self._socket.closed:  # text, which NATS does not send
+        if not self._socket.closed:  # text frames, which NATS does not send
             raise ConnectionError(f"unexpected WebSocket frame: {message.type.name}")
         return b""
 
@@ -136,7 +136,7 @@ class WebSocketTransport(Transport):
                     await socket.send_bytes(data[start : start + _FRAME_BYTES])
                 self._unsent_bytes -= len(data)
         except (OSError, aiohttp.ClientError) as error:
-            # The read loop notices the end of the socket.
+            # The read loop detects the end of the socket.
             logger.warning("nats-websocket-not-written error=%r", error)
             self.abort()
 

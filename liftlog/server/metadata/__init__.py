@@ -1,7 +1,7 @@
 """The metadata store and this node's place in it.
 
-In these modules, a *record* is an entry of the store that describes a stream or a node. A stored
-message is called a message.
+In these modules, a *record* is an entry of the store that describes a stream or a node. A message
+that a stream has stored is called a message.
 
 records_file  keys, revisions and values in one checkpoint file; blocking
 file_store    the metadata store on top of it, for one daemon or several on one machine

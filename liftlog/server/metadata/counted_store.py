@@ -1,5 +1,5 @@
-"""Accesses the metadata store, one key at a time: raises errors that clients receive, and counts
-writes."""
+"""Accesses the metadata store, one key at a time. Raises the errors that clients receive, and
+counts writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ ATTEMPTS = 50
 
 
 class CountedStore:
-    """One metadata store. All methods raise MetadataUnavailable if the store does not answer."""
+    """Accesses one metadata store. All methods raise MetadataUnavailable if the store does not
+    answer."""
 
     def __init__(self, raw: MetaStore) -> None:
         self.raw = raw
@@ -26,15 +27,15 @@ class CountedStore:
             raise MetadataUnavailable(str(error)) from error
 
     async def read_newest(self, key: str) -> Entry | None:
-        """Return the entry, confirmed at this moment. The confirmation may need a write."""
+        """Return the entry that is valid at this moment. The confirmation may need a write."""
         try:
             return await self.raw.get_newest(key)
         except (CasUnknown, StoreUnavailable) as error:
             raise MetadataUnavailable(str(error)) from error
 
     async def write(self, key: str, value: bytes, revision: int) -> int | None:
-        """Store a value if the stored value has this revision. Returns the new revision; None if
-        another change came first."""
+        """Store a value if the stored value has this revision. Returns the new revision. Returns
+        None if another change came first."""
         try:
             stored = await self.raw.cas(key, value, revision)
         except CasLost:

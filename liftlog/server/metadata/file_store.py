@@ -44,9 +44,9 @@ _T = TypeVar("_T")
 class FileMetaStore:
     """A MetaStore in the file `path`. Belongs to one event loop.
 
-    With `shared`, other processes on this machine also change the file. These processes lock
-    `<path>.lock`, and this store reads their changes within 0.05 s. Without `shared` the caller
-    must exclude other processes, for example by the lock of a data directory.
+    If `shared` is true, other processes on this machine also change the file. These processes lock
+    `<path>.lock`, and this store reads their changes within 0.05 s. If `shared` is false, the
+    caller must exclude other processes, for example by the lock of a data directory.
     """
 
     def __init__(self, path: Path, *, shared: bool, fs: FileSystem | None = None) -> None:
@@ -59,8 +59,8 @@ class FileMetaStore:
         self._is_closed = False
 
     def close(self) -> None:
-        """Wait for the thread's current call, and end the thread. The caller closes all sessions
-        before. Waiting and later calls raise StoreUnavailable."""
+        """Wait for the thread's current call, and end the thread. The caller must close all
+        sessions before. Waiting and later calls raise StoreUnavailable."""
         self._is_closed = True
         self._thread.shutdown()
 
@@ -108,7 +108,7 @@ class FileMetaStore:
                 expiring = (one.expires_ns for one in content.entries.values() if one.ttl_ns)
                 expires_ns = min((at for at in expiring if at > now_ns), default=math.inf)
                 seen = content
-                # The id of the cluster comes first: see `one_cluster`.
+                # The id of the cluster comes first; see `one_cluster`.
                 gone = sorted((key for key in known if key not in entries), key=_rank)
                 changed = {key: one for key, one in entries.items() if known.get(key) != one}
                 known = entries
@@ -128,7 +128,7 @@ class FileMetaStore:
     # --- parts ---
 
     async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
-        """Write an entry that expires; otherwise like `cas`."""
+        """Write an entry that expires. Apart from that, like `cas`."""
         ttl_ns = ttl_seconds * 1_000_000_000
         return await self._change(Change(key, value, revision, ttl_ns))
 
@@ -142,7 +142,8 @@ class FileMetaStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _change(self, change: Change) -> int:
-        """Make a change. Changes that arrive while the thread writes are written together next."""
+        """Make a change. If changes arrive while the thread writes, the next write contains all of
+        them."""
         if self._is_closed:
             raise _closed()
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -171,7 +172,7 @@ class FileMetaStore:
         failure = written.exception()
         results = [failure] * len(callers) if failure is not None else written.result()
         for caller, result in zip(callers, results, strict=True):
-            if caller.done():  # cancelled; the change was made nevertheless
+            if caller.done():  # the caller was cancelled, but the change was made
                 continue
             if isinstance(result, int):
                 caller.set_result(result)

@@ -1,9 +1,11 @@
 """Ensures that only one process at a time holds the name of a node, whichever directory it uses.
 
-The holder writes its identity into `live.<node>`, which expires if it is not renewed. Another
+The holder writes its identity into `live.<node>`. This entry expires if it is not renewed. Another
 process that wants the name waits until the entry expires, unless it can prove that the holder has
-ended. There are two proofs. Either the waiting process has acquired the file lock that the holder
-had, or both processes run on the same kernel, and the kernel no longer has the holder's process.
+ended. There are two proofs:
+
+- The waiting process has acquired the file lock that the holder had.
+- Both processes run on the same kernel, and the kernel no longer has the holder's process.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Holder:
 
     @classmethod
     def here(cls, data_id: str, data_dir: Path, lock: LockFile | None) -> Holder:
-        """Return the holder that describes this process, which has the lock of `data_dir`.
+        """Return the holder that describes this process. This process has the lock of `data_dir`.
         Blocking."""
         number = os.getpid()
         return cls(
@@ -74,8 +76,8 @@ class Holder:
 
     @classmethod
     def of(cls, entry: Entry) -> Holder | None:
-        """Return the process that has written this entry of `live.<node>`; None if an older version
-        of liftlog wrote it."""
+        """Return the process that has written this entry of `live.<node>`. Return None if an older
+        version of liftlog wrote the entry."""
         try:
             value = value_of(entry)
             known: Mapping[str, Any] = {one: value[one] for one in cls.__slots__ if one in value}
@@ -113,9 +115,9 @@ def _process_space() -> int:
 
 
 def _is_gone(process: int, began: int) -> bool:
-    """Return True if it is certain that this process has ended: the kernel has no process with that
-    number, or `/proc` shows a different process with that number. If the process is merely missing
-    in `/proc`, this proves nothing, because `/proc` may hide processes of other users, and opening
+    """Return True if it is certain that this process has ended. The kernel then has no process with
+    that number, or `/proc` shows a different process with that number. A process that is only
+    missing in `/proc` may still run, because `/proc` may hide processes of other users, and opening
     a file may fail."""
     try:
         os.kill(process, 0)
@@ -130,11 +132,12 @@ def _is_gone(process: int, began: int) -> bool:
 
 
 def _began(process: int) -> int:
-    """Return the start time of a process; 0 if it is unknown, _ENDED if the process has ended but
-    its parent has not called `wait` yet."""
+    """Return the start time of a process; 0 if it is unknown. Return _ENDED if the process has
+    ended but its parent has not called `wait` yet."""
     try:
         text = (_PROCESSES / str(process) / "stat").read_text()
-        # The program's name comes second, in parentheses, and may contain any characters.
+        # The name of the program is the second field, in parentheses. It may contain any
+        # characters.
         fields = text.rpartition(")")[2].split()
         return _ENDED if fields[0] in "ZX" else int(fields[19])
     except (OSError, ValueError, IndexError):
@@ -150,12 +153,12 @@ async def take_name(
     same_directory: bool,
     was_displaced: bool = False,
 ) -> NodeSession:
-    """Begin the session of `node`; after that no other process has the name.
+    """Begin the session of `node`. From then on no other process has the name.
 
-    Processes of older versions do not describe themselves in the entry. With `same_directory`, such
-    a holder counts as an earlier process of this directory. If a running process has the name,
-    raises ConfigError or, with `was_displaced`, waits until that process has ended. Raises
-    CasUnknown, StoreUnavailable.
+    Processes of older versions do not describe themselves in the entry. If `same_directory` is
+    true, such a holder counts as an earlier process of this directory. If a running process has the
+    name, raises ConfigError. If `was_displaced` is true, waits instead until that process has
+    ended. Raises CasUnknown, StoreUnavailable.
     """
     key = f"live.{node}"
     seen, renewals, told_at = None, 0, float("-inf")
@@ -167,7 +170,7 @@ async def take_name(
                 revision = 0 if entry is None else entry.revision
                 return await store.session(key, here.to_bytes(), ttl_seconds, revision)
             except CasLost:
-                continue  # check which process was faster
+                continue  # determine which process was faster
         assert entry is not None
         if seen is not None and seen.revision != entry.revision:
             renewals = renewals + 1 if seen.value == entry.value else 0

@@ -1,17 +1,18 @@
 """The newest metadata that this node has received, in `<data_dir>/known-records`.
 
 A store can be lost, or restored from an older copy, while nodes are down. So each node stores the
-newest metadata of streams and nodes that it has received. A change that decides the role of this
-node is written to disk before the node acts on it. Other changes are written within a second.
+newest metadata of streams and nodes that it has received. If a change determines the role of this
+node, it is written to disk before the node takes the role. Other changes are written within a
+second.
 
 The file also lists the streams of which the directory has held a copy. If the copy of a listed
 stream is missing, the copy was lost. If the list is complete, the directory has never held a copy
 of any other stream. After damage to the file, or after a run of an older version of liftlog, the
 list is incomplete until all streams of the node have been opened.
 
-A read error proves nothing about the content. In that case the file does not change, and is read
-again before anything is written. Until the file can be read, this node changes no metadata and
-takes no role.
+A read error does not mean that the file is damaged. So after a read error, the file is not changed,
+and is read again before anything is written. Until the file can be read, this node changes no
+metadata and takes no role.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Known(NamedTuple):
     nodes: dict[str, bytes]
     """The store's entries of the nodes, as JSON."""
     held: dict[str, str]
-    """Maps each stream of which the directory has held a copy to the incarnation of the stream."""
+    """The streams of which the directory has held a copy, with the incarnation of each."""
     is_held_known: bool
     """True if `held` is complete."""
 
@@ -59,7 +60,7 @@ def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
         with storage_errors(f"reading {KNOWN_RECORDS_NAME}"):
             content = read_checkpoint_file(fs, data_dir / KNOWN_RECORDS_NAME, _KIND)
     except CorruptMetadata as error:
-        if isinstance(error.__cause__, OSError):  # the disk cannot read it at present
+        if isinstance(error.__cause__, OSError):  # the disk cannot read the file at present
             raise StorageError(error.message) from error
         raise
     if content is None:
@@ -90,14 +91,14 @@ class KnownRecords:
         on_late: Callable[[dict[str, StreamMetadata]], None] = lambda records: None,
     ) -> None:
         """If `read` could not read the file, `on_late` is called as soon as the file can be read.
-        `on_late` gets the metadata of the streams in the file."""
+        It receives the metadata of the streams in the file."""
         self._fs = fs
         self._data_dir = data_dir
         self._on_late = on_late
         self.problem = ""
-        """The reason why the file cannot be read; empty if it could be read. While the file cannot
-        be read, nothing is written."""
-        self._streams: dict[str, str] = {}  # as JSON text, as in the file
+        """The reason why the file cannot be read; empty if it could be read. While there is a
+        reason, nothing is written."""
+        self._streams: dict[str, str] = {}  # each value is JSON text, as in the file
         self._nodes: dict[str, str] = {}
         self._held: dict[str, str] = {}  # incarnations of streams, by name
         self._is_held_known = False
@@ -107,7 +108,7 @@ class KnownRecords:
 
     def read(self) -> dict[str, StreamMetadata]:
         """Return the metadata of streams. Blocking. A damaged file counts as missing. If the file
-        cannot be read, `problem` has the reason, and the file is read again later."""
+        cannot be read, `problem` contains the reason, and the file is read again later."""
         try:
             return self._take(self._read())
         except StorageError as error:
@@ -115,7 +116,7 @@ class KnownRecords:
             return {}
 
     def _read(self) -> Known:
-        """Read the file; a damaged one counts as empty. Blocking. Raises StorageError."""
+        """Read the file. A damaged file counts as empty. Blocking. Raises StorageError."""
         try:
             return read_known_records(self._fs, self._data_dir)
         except StorageError:
@@ -164,15 +165,15 @@ class KnownRecords:
         await self.written()
 
     def has_held(self, name: str, incarnation: str) -> bool | None:
-        """Return True if the directory has had a copy of this stream; None if the file does not
-        show it."""
+        """Return True if the directory has held a copy of this stream. Return None if the file does
+        not show it."""
         if self._held.get(name) == incarnation:
             return True
         return False if self._is_held_known else None
 
     def all_held(self, streams: Iterable[StreamMetadata]) -> None:
-        """Note that `streams` are all streams of which the node has a copy. If each of them was
-        noted by `hold`, the list of held streams is complete."""
+        """Note that the node has copies of the streams in `streams`, and of no other streams. If
+        each of them was noted by `hold`, the list of held streams is complete."""
         if self._is_held_known or self.problem:
             return
         if all(self._held.get(one.name) == one.incarnation for one in streams):
@@ -191,8 +192,8 @@ class KnownRecords:
         return self._nodes
 
     async def written(self) -> None:
-        """Wait until everything that was noted before is durable; one write serves all waiters.
-        Also raises StorageError while the file cannot be read."""
+        """Wait until everything that was noted before is durable. One write serves all callers that
+        wait. Also raises StorageError while the file cannot be read."""
         wanted = self._changes
         while self.problem or self._written < wanted:
             if self._writing is None:
@@ -200,7 +201,7 @@ class KnownRecords:
             await asyncio.shield(self._writing)
 
     async def run(self) -> None:
-        """Write changes that no caller waits for, and read the file again if it could not be read.
+        """Write changes that no caller waits for. If the file could not be read, read it again.
         Runs until cancelled."""
         while True:
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -243,6 +244,7 @@ class KnownRecords:
 
 
 def _quoted(value: bytes) -> str:
-    """Return JSON encoded as a JSON string. Called once per change of an entry. The file contains
-    the entries of all streams, and it would take long to encode all of them at each write."""
+    """Return JSON text, encoded as a JSON string. This is done once for each change of an entry.
+    The file contains the entries of all streams, and encoding all of them at each write would take
+    long."""
     return json.dumps(value.decode())

@@ -5,8 +5,8 @@ answers about it. No I/O.
     liftlog.<cluster>.meta.<key>    each change, republished as a plain message: a notice
 
 The revision of an entry is the sequence of its message in the stream of the bucket. If a key was
-deleted or has expired, its newest message is a *marker*: a message without a value, which expires
-after a minute.
+deleted or has expired, its newest message is a *marker*. A marker is a message without a value; it
+expires after a minute.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 _NANOSECONDS = 1_000_000_000
 
 WRONG_SEQUENCE = 10071
-"""Error code: the comparison has failed. The error's description ends with the sequence that
+"""Error code: the comparison has failed. The description of the error ends with the sequence that
 JetStream found."""
 IN_PROCESS = (10164, 10158)
 """Error code: this write, or another write of the same key, is in progress."""
@@ -36,15 +36,15 @@ NO_MESSAGE = 10037
 NO_STREAM = 10059
 NO_JETSTREAM = (10039, 10076)
 NO_LEADER = 10008
-"""Error code: no leader is elected, or the answering server cannot reach the leader."""
+"""Error code: no leader is elected, or the server that answers cannot reach the leader."""
 NO_PEERS = 10005
 """Error code: there are too few servers for the bucket. More servers may be about to join."""
 NO_CLUSTER = 10074
 
 
 class Found(NamedTuple):
-    """The newest message of a key. In a marker, `value` is None. If there is no message, `sequence`
-    is 0 and `value` None."""
+    """The newest message of a key. `value` is None if the message is a marker. If there is no
+    message, `sequence` is 0 and `value` is None."""
 
     sequence: int
     value: bytes | None
@@ -65,8 +65,8 @@ class Notice(NamedTuple):
 
 
 class Refused(MetaStoreError):
-    """JetStream answered with an error. Callers of the store get one of the store's own errors
-    instead."""
+    """JetStream answered with an error. Callers of the store do not see this error: they get one of
+    the store's own errors."""
 
     def __init__(self, status: int, code: int, description: str) -> None:
         super().__init__(f"{description} ({code})")
@@ -76,7 +76,7 @@ class Refused(MetaStoreError):
 
     @property
     def found_sequence(self) -> int | None:
-        """The sequence that the comparison has found in place of the expected sequence."""
+        """The sequence that JetStream found instead of the expected sequence."""
         last = self.description.rpartition(" ")[2]
         return int(last) if self.code == WRONG_SEQUENCE and last.isdecimal() else None
 
@@ -87,8 +87,8 @@ class Refused(MetaStoreError):
 
     @property
     def is_certain(self) -> bool:
-        """True if the store was certainly not changed. An error of the server itself proves
-        nothing, because other servers may have accepted the change before."""
+        """True if the store was certainly not changed. If the server itself failed, this is not
+        certain, because other servers may have accepted the change before."""
         return 400 <= self.status < 500
 
 
@@ -212,10 +212,10 @@ class Bucket:
             raise _strange(payload) from error
 
     def revision(self, payload: bytes) -> tuple[int, bool] | None:
-        """Parse the answer to a write. Returns the revision of the write, and True if this request
-        made the write, or False if an earlier request with the same message id made it. Returns
-        None if another service sent the answer, such as a stream of liftlog that records the
-        subject. Raises Refused."""
+        """Parse the answer to a write. Returns the revision, and True if this request made the
+        write. If an earlier request with the same message id made the write, the second value is
+        False. Returns None if another service sent the answer, such as a stream of liftlog that
+        records the subject. Raises Refused."""
         try:
             if json.loads(payload)["stream"] != self.stream:
                 return None

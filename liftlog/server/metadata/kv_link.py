@@ -38,8 +38,8 @@ logger = logging.getLogger("liftlog.server.replication")
 _SILENCE_SECONDS = 3.0
 """If requests receive no answer for this time (in seconds), the link connects to another server."""
 _LEADERLESS_SECONDS = 6.0
-"""If a server reports for this time that there is no leader, the link connects to another server,
-because servers that this server cannot reach may have elected a leader."""
+"""If a server reports for this time (in seconds) that there is no leader, the link connects to
+another server. Servers that this server cannot reach may have elected a leader."""
 _PING_SECONDS = 2.0
 _WATCH_SECONDS = 0.25
 _NO_RESPONDERS = b"NATS/1.0 503"
@@ -98,7 +98,7 @@ class KvLink:
         self._questions: dict[int, _Question] = {}
         self._last_number = 0
         self._asked_at = 0.0
-        """Time of the first request after the last answer; 0 if all were answered."""
+        """Time of the first request after the last answer; 0 if all requests were answered."""
         self._leaderless_since = 0.0
         """Time at which the server began to report that there is no leader; 0 after any other
         answer."""
@@ -264,7 +264,7 @@ class KvLink:
     def _receive(self, run: MessageRun) -> None:
         headers = run.headers or (b"",) * len(run)
         for subject, payload, block in zip(run.subjects, run.payloads, headers, strict=True):
-            self._asked_at = 0.0  # also for a cancelled request, because JetStream has answered
+            self._asked_at = 0.0  # also set for a cancelled request, because JetStream has answered
             number = subject.rpartition(b".")[2]
             question = self._questions.get(int(number)) if number.isdigit() else None
             if question is None or question.answer.done():

@@ -68,7 +68,7 @@ class BucketReads:
             for key in left:
                 try:
                     found[key] = await self.find(key)
-                except ValueError:  # not a key: another program wrote it
+                except ValueError:  # this is no key: another program wrote the message
                     logger.warning("metadata-key-ignored key=%r", key)
 
         tasks = [asyncio.ensure_future(read()) for _ in range(min(_READS_AT_ONCE, len(keys)))]

@@ -42,7 +42,7 @@ class BucketSetup:
         self._reads = reads
 
     async def check(self, write: Callable[[], Awaitable[int]]) -> None:
-        """Check once that the bucket exists and can be written: `write` writes an entry that is
+        """Check once that the bucket exists and can be written. `write` writes an entry that is
         never read. Raises ConfigError, StoreUnavailable, CasUnknown."""
         bucket = self._bucket
         try:
@@ -74,8 +74,8 @@ class BucketSetup:
             )
 
     async def create(self, replicas: int) -> bool:
-        """Make the bucket; return False if it exists with the right configuration. Raises
-        ConfigError, StoreUnavailable."""
+        """Create the bucket. Returns False if the bucket already exists with the correct
+        configuration. Raises ConfigError, StoreUnavailable."""
         bucket = self._bucket
         try:
             state = await self._reads.state()

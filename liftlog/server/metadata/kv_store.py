@@ -2,7 +2,7 @@
 
 Only a write with an expected sequence has a certain result, because it requires a majority of the
 NATS servers that hold the bucket. A read may be outdated: a NATS leader that was deposed continues
-to answer reads for some seconds. So a read whose result must be certain is confirmed by a write
+to answer reads for some seconds. So if the result of a read must be certain, a write confirms it
 (`get_newest`).
 """
 
@@ -57,8 +57,8 @@ time for which a deposed NATS leader still answers reads."""
 _NOTICE_SECONDS = 1.0
 _RETRY_SECONDS = 0.5
 _SCANS_IN_DOUBT = 2
-"""If notices may have been missed, the bucket is scanned this number of times, because a deposed
-server may answer the first scan."""
+"""Number of scans of the bucket if notices may have been missed. One scan is not sufficient,
+because a deposed server may answer it."""
 _FULL_SCAN_SECONDS = 300.0
 _LAG_SECONDS = 0.1
 _ATTEMPTS = 10
@@ -66,7 +66,7 @@ _NO_SERVICE_SECONDS = 10.0
 
 _SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _OF_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
-_TTL = "Nats-TTL"  # in whole seconds
+_TTL = "Nats-TTL"  # the header's value is in whole seconds
 
 Headers = Sequence[tuple[str, str]]
 
@@ -115,8 +115,8 @@ class NatsKvMetaStore:
         """Number of times that the bucket was found in an older state."""
 
     async def open(self) -> None:
-        """Connect, and check the bucket; waits until JetStream answers. Raises ConfigError for
-        permanent problems: no JetStream, no bucket, no permission, a bucket of another
+        """Connect, and check the bucket. Waits until JetStream answers. Raises ConfigError for
+        permanent problems: no JetStream, no bucket, no permission, or a bucket with a different
         configuration."""
         self._link.start()
         await self._link.wait_connected(ANSWER_SECONDS)
@@ -129,15 +129,15 @@ class NatsKvMetaStore:
                 if time.monotonic() - began > _NO_SERVICE_SECONDS:
                     raise no_jetstream() from error
                 self._warn("metadata-store-awaited error=%s", error)
-            except (StoreUnavailable, CasUnknown) as error:  # whether it wrote is irrelevant
+            except (StoreUnavailable, CasUnknown) as error:  # the result is irrelevant
                 self._warn("metadata-store-awaited error=%s", error)
             await asyncio.sleep(_RETRY_SECONDS)
             await self._link.wait_connected(ANSWER_SECONDS)
 
     async def create(self, replicas: int, cluster_id: str = "") -> bool:
-        """Create the bucket and the entry of the cluster, for `liftlog cluster init`; returns False
-        if both exist. Called instead of `open`. `cluster_id` is the id of a cluster whose bucket
-        was lost. Raises ConfigError, CasUnknown, StoreUnavailable."""
+        """Create the bucket and the entry of the cluster, for `liftlog cluster init`. Returns False
+        if both exist. Called instead of `open`. If the bucket of an existing cluster was lost,
+        `cluster_id` is the id of that cluster. Raises ConfigError, CasUnknown, StoreUnavailable."""
         bucket = self.bucket
         self._link.start()
         until = time.monotonic() + CREATE_SECONDS
@@ -155,13 +155,13 @@ class NatsKvMetaStore:
                 if time.monotonic() > until or error.details["code"] == NO_CLUSTER:
                     raise
             except (CasUnknown, StoreUnavailable):
-                if time.monotonic() > until:  # longer than an election takes
+                if time.monotonic() > until:  # this time is longer than an election takes
                     raise
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def close(self) -> None:
-        """End the connection. The caller closes all sessions before. Waiting and later calls raise
-        StoreUnavailable or CasUnknown."""
+        """End the connection. The caller must close all sessions before. Waiting and later calls
+        raise StoreUnavailable or CasUnknown."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait({self._looking})
@@ -173,8 +173,8 @@ class NatsKvMetaStore:
         return (await self._reads.find(key)).entry
 
     async def get_newest(self, key: str) -> Entry | None:
-        """Return the newest entry of a key. To confirm a read, the store writes the barrier key, on
-        the condition that the key that was read still has the same sequence."""
+        """Return the newest entry of a key. To confirm a read, the store writes the barrier key.
+        The write has the condition that the key that was read still has the same sequence."""
         for _ in range(_ATTEMPTS):
             found = await self._reads.find(key)
             try:
@@ -194,7 +194,7 @@ class NatsKvMetaStore:
         return await self._put(key, value, revision, [])
 
     async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
-        """Write an entry that expires; otherwise like `cas`."""
+        """Write an entry that expires. Apart from that, like `cas`."""
         return await self._put(key, value, revision, [(_TTL, str(max(1, ttl_seconds)))])
 
     async def delete(self, key: str, revision: int) -> None:
@@ -209,7 +209,7 @@ class NatsKvMetaStore:
         watcher = object()
         self._watchers[watcher] = (prefix, on_change)
         try:
-            await asyncio.get_running_loop().create_future()  # until it is cancelled
+            await asyncio.get_running_loop().create_future()  # waits until it is cancelled
         finally:
             del self._watchers[watcher]
 
@@ -241,14 +241,16 @@ class NatsKvMetaStore:
     async def _compare_and_set(
         self, key: str, value: bytes, expected: int, headers: Headers = ()
     ) -> int:
-        """Write a key if it is at the sequence `expected`; returns the new sequence. Raises
+        """Write a key if it is at the sequence `expected`. Returns the new sequence. Raises
         CasLost, CasUnknown, StoreUnavailable.
 
         While NATS changes its leader, the old and the new leader may both receive the write, and
-        the refusal of one leader may arrive before the ack of the other. So each write has an id,
-        by which JetStream recognises a repetition. A refusal counts only if the server has a newer
-        sequence than `expected`, which proves that another write came first. Otherwise the write is
-        sent again, and takes effect only once.
+        the refusal of one leader may arrive before the ack of the other. Therefore:
+
+        - Each write has an id, by which JetStream recognises a repetition.
+        - A refusal counts only if the server has a newer sequence than `expected`. This proves that
+          another write came first.
+        - In all other cases the write is sent again. It takes effect only once.
         """
         conditions = [
             (_SEQUENCE, str(expected)),
@@ -290,7 +292,7 @@ class NatsKvMetaStore:
         return await self._write(self._barrier, b"{}", [*conditions, (_TTL, str(MARKER_SECONDS))])
 
     async def _write(self, key: str, value: bytes, headers: Headers) -> int:
-        """Write a key under the conditions in `headers`; returns the new sequence. Raises
+        """Write a key under the conditions in `headers`. Returns the new sequence. Raises
         _Doubtful, CasUnknown, StoreUnavailable."""
         newest = max(self._written, self._view.highest)
         try:
@@ -353,7 +355,7 @@ class NatsKvMetaStore:
                 if key.startswith(prefix):
                     try:
                         on_change(key, entry)
-                    except Exception:  # the connection, and other watchers, continue
+                    except Exception:  # the connection and other watchers continue
                         logger.exception("watch-failed key=%s", key)
 
     async def _keep_looking(self) -> None:
@@ -374,7 +376,7 @@ class NatsKvMetaStore:
                     await self._look_now.wait()
 
     async def _look(self) -> None:
-        """Bring the view up to date with all writes so far. Raises StoreUnavailable."""
+        """Update the view with all writes so far. Raises StoreUnavailable."""
         state = await self._reads.state()
         is_complete = state.messages == self._view.messages
         try:

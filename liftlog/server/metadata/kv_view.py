@@ -2,8 +2,8 @@
 
 Neither source is reliable alone: notices may be missed, and a server that lags behind or no longer
 leads may answer a scan. Sequences normally only rise, so the view ignores entries that are older
-than its own entries. Sequences fall only if the bucket was restored from an older copy or created
-again. The result of a write can prove that they have fallen. The view is then filled again from the
+than its own entries. Sequences fall only if the bucket was restored from an older copy, or was
+created again. The result of a write can prove this. The view is then filled again from the
 beginning.
 """
 
@@ -15,7 +15,7 @@ from liftlog.cluster.store import Entry
 from liftlog.server.metadata.kv_bucket import ABSENT, Found, Notice
 
 Changes = dict[str, Entry | None]
-"""Maps each changed key to its newest entry; to None if the key was deleted or has expired."""
+"""Maps each changed key to its newest entry, or to None if the key was deleted or has expired."""
 
 
 class BucketView:
@@ -50,8 +50,8 @@ class BucketView:
     def scanned(self, found: Mapping[str, Found], last_sequence: int) -> Changes:
         """Add the result of a scan of all keys; returns the changes.
 
-        `found` contains ABSENT for a key that was listed but could then not be read.
-        `last_sequence` is the bucket's last sequence before the scan.
+        `found` contains ABSENT for a key that the scan listed but could not read. `last_sequence`
+        is the bucket's last sequence before the scan.
         """
         changes: Changes = {}
         for key, one in found.items():

@@ -1,8 +1,9 @@
 """This node's membership of its cluster: its identity, its current start, and the other nodes.
 
 `<data_dir>/node` names the node that the directory belongs to. The store's entry `node.<name>`
-contains the same information. So the daemon detects a directory that was restored to an older
-state, swapped or emptied. In that case no earlier confirmation of this node counts.
+contains the same information. By comparing the two, the daemon detects a directory that was
+restored to an older state, swapped or emptied. In that case no earlier confirmation of this node
+counts.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def to_bytes(value: Mapping[str, Any]) -> bytes:
 class NodeFile:
     """The content of `<data_dir>/node`.
 
-    `start` is the last start number that is certainly in the store; `claimed` is the start number
+    `start` is the last start number that is certainly in the store. `claimed` is the start number
     that was about to be stored. `born` is the start at which the directory was first used, or was
     first used after a restore to an older state.
     """
@@ -94,10 +95,10 @@ def write_node_file(fs: FileSystem, data_dir: Path, content: NodeFile) -> None:
 
 
 def refuse_node(data_dir: DataDir) -> None:
-    """Raise ConfigError if the directory belongs to a node; called by a daemon without a cluster.
+    """Raise ConfigError if the directory belongs to a node. Called by a daemon without a cluster.
 
-    Otherwise the daemon would assign offsets of replicas to other messages than the cluster does.
-    Blocking. Also raises StorageError, CorruptMetadata.
+    Without this check, the daemon would assign the offsets of replicas to other messages than the
+    cluster does. Blocking. Also raises StorageError, CorruptMetadata.
     """
     with storage_errors("reading the node file"):
         file = read_node_file(data_dir.environment.fs, data_dir.path)
@@ -164,8 +165,8 @@ class Directory:
     """The nodes that have begun to stop."""
 
     def note(self, key: str, entry: Entry | None) -> bool:
-        """Note the store's entry of a key that begins with `node.` or `live.`. Returns True if
-        anything has changed; a renewal of a session is not a change. Raises CorruptMetadata."""
+        """Note the store's entry of a key that begins with `node.` or `live.`. Returns True if the
+        entry has changed; a renewal of a session is not a change. Raises CorruptMetadata."""
         kind, _, name = key.partition(".")
         if kind == "live":
             was_live = name in self.live
@@ -245,9 +246,9 @@ async def identify(
 ) -> NodeFile:
     """Check that the directory belongs to this node of the store's cluster, or to no node yet.
 
-    With `may_create`, an empty store becomes the store of a new cluster if the directory belongs to
-    no node. With `may_bring_streams`, a directory that belongs to no node may have streams, which
-    the caller adopts.
+    If `may_create` is true, an empty store becomes the store of a new cluster, provided that the
+    directory belongs to no node. If `may_bring_streams` is true, a directory that belongs to no
+    node may contain streams; the caller adopts them.
 
     Raises ConfigError if the directory belongs to another node or cluster, or if the store is
     unexpectedly empty. Also raises MetaStoreError, StorageError.
@@ -306,7 +307,7 @@ async def register(
 ) -> Member:
     """Increase the start number of the node, in the store and in its directory.
 
-    The process may stop at any moment, and the next start still recognises the directory. Raises
+    Even if the process stops at any moment, the next start recognises the directory. Raises
     Conflict if another process registers the same node. Also raises MetaStoreError, StorageError.
     """
     cluster_id, node = file.cluster_id, file.node
@@ -319,7 +320,7 @@ async def register(
         is_same = _is_same_directory(file, None if entry is None else value, identity)
         known_start = max(file.start, file.claimed)
         start = max(registered, file.start, file.claimed) + 1
-        # The claim is written first, so that the directory has the number if the store has it.
+        # The claim is written first. So if the store has the number, the directory also has it.
         born = file.born if is_same else start
         stored = (file.start if entry is None else registered) if is_same else 0
         claim = NodeFile(cluster_id, node, file.data_id, stored, start, born)
@@ -365,10 +366,12 @@ def _is_same_directory(
     """Return True if this is the directory that the node used last. `value` is the store's entry of
     the node; None if there is no entry.
 
-    If the store has more starts than the directory, the node has used another directory. If the
-    store has fewer starts, it was restored to an older state. If the store has no start at all, it
-    was created again; the metadata of the streams then show whether the directory is an older copy
-    (`Member.had`).
+    The method compares the numbers of starts:
+
+    - The store has more starts than the directory: the node has used another directory.
+    - The store has fewer starts: the store was restored to an older state.
+    - The store has no start: it was created again. The metadata of the streams then show whether
+      the directory is an older copy (`Member.had`).
     """
     if value is None:
         return file.start > 0
@@ -389,8 +392,8 @@ def _streams_in(fs: FileSystem, data_dir: Path) -> list[str]:
 
 
 async def _cluster_id(store: MetaStore, *, may_create: bool) -> str:
-    """Return the id of the cluster; with `may_create`, choose one for a new store. Returns "" if
-    there is no id."""
+    """Return the id of the cluster; "" if there is none. If `may_create` is true, choose an id for
+    a new store."""
     entry = await store.get_newest(CLUSTER_KEY)
     if entry is None and may_create:
         await create_cluster(store)

@@ -2,7 +2,7 @@
 
 The result of a read may already be outdated when it arrives. So every change reads a record,
 applies a pure function to it, and commits the result by compare-and-set. If another node was
-faster, the change begins again with a new read.
+faster, the change starts again with a new read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 STREAM_PREFIX = "stream."
 _CHANGES_AT_ONCE = 64
-"""Maximum number of changes at once. A node with many streams changes the records of all its
-streams when it starts and when it stops. More changes at once would delay urgent requests to the
+"""Maximum number of concurrent changes. A node with many streams changes the records of all its
+streams when it starts and when it stops. More concurrent changes would delay urgent requests to the
 store, such as the renewal of the session."""
 _LOAD_ATTEMPTS = 20
 _LOAD_PAUSE_SECONDS = 0.5
@@ -55,8 +55,8 @@ def record_of(key: str, entry: Entry) -> StreamMetadata:
 class Mirror:
     """This node's copy of the metadata in the store. Belongs to one event loop.
 
-    `on_record` is called with each newer record of a stream, `on_nodes` when a node was added,
-    changed or removed.
+    `on_record` is called with each newer record of a stream. `on_nodes` is called when a node was
+    added, changed or removed.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class Mirror:
         self.changes = 0
         """Number of times that the record of a stream has changed or was removed."""
         self.known: dict[str, StreamMetadata] = {}
-        """The newest records of streams that this node has received since this or an earlier
-        start."""
+        """The newest records of streams that this node has received, in this start or earlier
+        starts."""
         self.doubtful: set[str] = set()
         """Streams whose stored record may be older than a record that this node has received."""
         self.regressed: set[str] = set()
-        """Streams whose stored record is older than a record that this node has received. On the
-        basis of such an old record, no node leads or is elected."""
+        """Streams whose stored record is older than a record that this node has received. No node
+        leads, or is elected, on the basis of such an old record."""
         self.newer: dict[str, str] = {}
-        """Streams with a record that only a newer version can read, and the reason."""
+        """Streams whose record only a newer version can read, and the reason."""
         self._kept = kept
         self._store = CountedStore(store)
         self.nodes = NodeRecords(self._store, self.directory, self._note)
@@ -96,8 +96,8 @@ class Mirror:
         return self._store.writes
 
     async def load(self) -> None:
-        """Read everything in the store once. Raises MetadataUnavailable if the store is unreachable
-        for too long."""
+        """Read the whole store once. Raises MetadataUnavailable if the store is unreachable for too
+        long."""
         for attempts_left in reversed(range(_LOAD_ATTEMPTS)):
             try:
                 entries = await self._store.raw.scan("")
@@ -116,8 +116,8 @@ class Mirror:
     def remember(self, records: Mapping[str, StreamMetadata]) -> None:
         """Add the records that this node has received in earlier starts.
 
-        Call this before `load`. If the records cannot be read at that time, call it later. Until
-        then `check_memory` prevents this node from acting.
+        Call this before `load`. If these records cannot be read at that time, call it later. Until
+        then `check_memory` prevents this node from changing metadata.
         """
         for name, record in records.items():
             seen = self.known.get(name)
@@ -129,8 +129,8 @@ class Mirror:
                 self._doubt(record)
 
     def _doubt(self, record: StreamMetadata) -> None:
-        """Mark a stream as doubtful: this node received this record before its last restart, and
-        has since then read neither the same nor a newer record from the store."""
+        """Mark a stream as doubtful. This node received the given record before its last restart.
+        Since then it has read neither this record nor a newer one from the store."""
         self.known[record.name] = record
         self.doubtful.add(record.name)
         self.records.pop(record.name, None)
@@ -140,8 +140,9 @@ class Mirror:
             self._kept.note(record)
 
     def check_memory(self) -> None:
-        """Raise MetadataUnavailable while the records that this node has received in earlier starts
-        cannot be read, because the store may have been restored to an older state."""
+        """Raise MetadataUnavailable while this node cannot read the records that it has received in
+        earlier starts. Without these records, the node cannot detect that the store was restored to
+        an older state."""
         if self._kept is not None and self._kept.problem:
             raise MetadataUnavailable(
                 f"what this node has seen of the metadata cannot be read: {self._kept.problem}"
@@ -189,7 +190,7 @@ class Mirror:
 
     def _has_noted(self, name: str, entry: Entry) -> bool:
         """Return True if this entry is the newest known record. The entry is then not parsed again.
-        The result is usually True on the node that has just stored the entry."""
+        This is usually the case on the node that has just stored the entry."""
         known = self.records.get(name)
         return (
             known is not None
@@ -198,8 +199,8 @@ class Mirror:
         )
 
     def _note_record(self, record: StreamMetadata, revision: int) -> None:
-        """Adopt a newer version of a record. An older version means that the notice is late, or
-        that the store was restored to an older state."""
+        """Adopt a newer version of a record. If the version is older, either the notice is late, or
+        the store was restored to an older state."""
         seen = self.known.get(record.name)
         if seen is not None and is_regressed(seen, record):
             self.doubtful.add(record.name)
@@ -225,7 +226,7 @@ class Mirror:
 
     def _note_purged(self, name: str) -> None:
         """Note that the store no longer has the record of a stream. If the stream was not deleted,
-        its record stays valid, because only a loss of metadata can have removed it."""
+        only a loss of metadata can have removed the record, so the record stays valid."""
         known = self.known.get(name)
         if known is None or not known.deleted:
             if known is not None:
@@ -244,9 +245,9 @@ class Mirror:
         """Store the first record of a stream. It may replace the record of a deleted stream.
         Returns the record that exists afterwards.
 
-        `has_log` means that a daemon without a cluster had the stream. The settings of such a
-        stream may exceed the size limit. Raises MetadataUnavailable, and InvalidArgument if the
-        settings of another stream are too large.
+        If `has_log` is true, a daemon without a cluster had the stream. The settings of such a
+        stream may exceed the size limit. Raises MetadataUnavailable. Raises InvalidArgument if the
+        settings of any other stream are too large.
         """
         async with self._turns:
             for _ in range(ATTEMPTS):
@@ -266,13 +267,13 @@ class Mirror:
     async def change(
         self, name: str, step: Callable[[StreamMetadata], StreamMetadata | None]
     ) -> StreamMetadata | None:
-        """Apply `step` to the record of a stream; `step` returns None if nothing has to be changed.
+        """Apply `step` to the record of a stream. `step` returns None if nothing has to be changed.
         Returns the record afterwards; None if the store has no record. Raises the errors of `step`,
-        MetadataUnavailable.
+        and MetadataUnavailable.
 
         The record is always read from the store first, even if the mirror has a record. If the
         store was restored from a backup, another node may have written a different record with the
-        same revision, and a compare-and-set against the mirror's revision would overwrite it.
+        same revision. A compare-and-set against the mirror's revision would overwrite that record.
         """
         async with self._turns:
             for _ in range(ATTEMPTS):
@@ -307,7 +308,7 @@ class Mirror:
     async def update(
         self, name: str, step: Callable[[StreamMetadata], StreamMetadata | None]
     ) -> StreamMetadata | None:
-        """Change the settings of a stream like `change`. Also raises InvalidArgument if the new
+        """Change the settings of a stream, like `change`. Raises InvalidArgument if the new
         settings are too large, unless the present settings are even larger."""
 
         def checked(present: StreamMetadata) -> StreamMetadata | None:
@@ -321,8 +322,8 @@ class Mirror:
         return await self.change(name, checked)
 
     def told(self, record: StreamMetadata) -> None:
-        """Adopt a record from another node, because the store may not notify this node for a long
-        time. This node does not know the revision of the record."""
+        """Adopt a record that another node has sent. This is necessary because the store may not
+        notify this node for a long time. This node does not know the revision of the record."""
         known = self.records.get(record.name)
         if (
             known is not None
@@ -332,14 +333,14 @@ class Mirror:
             self._note_record(record, 0)
 
     async def commit(self, change: Change) -> None:
-        """Try a leader's change of the in-sync set once, after a read as in `change`. A newer
-        record shows the result; otherwise the leader requests the change again. Raises
-        MetadataUnavailable, CorruptMetadata."""
+        """Try a leader's change of the in-sync set once, after a read as in `change`. If another
+        change came first, a newer record shows the result, or the leader requests the change again.
+        Raises MetadataUnavailable, CorruptMetadata."""
         name = change.after.name
         known = self.records.get(name)
         if known is None or known.version != change.before.version:
             return
-        for _ in range(2):  # if another change was faster, the read has noted it
+        for _ in range(2):  # if another change was faster, its read has noted the record
             entry = await self._get(name)
             record = self._believed(name, entry)
             if entry is None or record is None:
@@ -352,12 +353,12 @@ class Mirror:
 
     def _believed(self, name: str, entry: Entry | None) -> StreamMetadata | None:
         """Parse and return the stored record. Raises CorruptMetadata. Raises MetadataUnavailable if
-        this node has received a newer record, because no change may be based on an outdated
+        this node has received a newer record, because a change must not be based on an outdated
         record."""
         self.check_memory()
         known = self.known.get(name)
         if entry is not None and known is not None and known.to_json() == entry.value:
-            return known  # the usual case: it need not be parsed
+            return known  # the usual case: the record need not be parsed
         record = None if entry is None else record_of(STREAM_PREFIX + name, entry)
         if known is not None and is_regressed(known, record):
             self.doubtful.add(name)
@@ -370,7 +371,7 @@ class Mirror:
         return record
 
     async def confirmed(self, name: str) -> StreamMetadata | None:
-        """Read the stored record, confirmed at this moment; adopt it and return it. The
+        """Read the stored record that is valid at this moment, adopt it, and return it. The
         confirmation may need a write. Raises CorruptMetadata. Raises MetadataUnavailable if the
         store does not answer, or if this node has received a newer record."""
         entry = await self._get_newest(name)
@@ -382,21 +383,22 @@ class Mirror:
     # --- records that the store has lost ---
 
     async def read(self, name: str) -> StreamMetadata | None:
-        """Return the stored record, trusted or not. Raises MetadataUnavailable, CorruptMetadata."""
+        """Return the stored record, even if this node does not trust it. Raises
+        MetadataUnavailable, CorruptMetadata."""
         entry = await self._get(name)
         return None if entry is None else record_of(STREAM_PREFIX + name, entry)
 
     async def read_newest(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """Return the stored record and its revision, confirmed at this moment. The confirmation may
-        need a write."""
+        """Return the stored record that is valid at this moment, and its revision. The confirmation
+        may need a write."""
         entry = await self._get_newest(name)
         if entry is None:
             return None, 0
         return record_of(STREAM_PREFIX + name, entry), entry.revision
 
     async def read_newest_or_damaged(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """Like `read_newest`, but a damaged record counts as missing: in that case the result is
-        None and the revision of the record. Raises UnsupportedFormat, MetadataUnavailable."""
+        """Return the record like `read_newest`. A damaged record counts as missing: the result is
+        then None and the revision of the record. Raises UnsupportedFormat, MetadataUnavailable."""
         entry = await self._get_newest(name)
         if entry is None:
             return None, 0

@@ -18,7 +18,7 @@ NODE_PREFIX = "node."
 
 class NodeRecords:
     """Changes the entries of nodes. `note` is called with the key and the new entry after each
-    change; `directory` has the entries that this node has received."""
+    change. `directory` contains the entries that this node has received."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class NodeRecords:
     async def change(
         self, node: str, step: Callable[[Mapping[str, Any]], dict[str, Any] | None]
     ) -> None:
-        """Apply `step` to the store's entry of a node; `step` returns None if nothing has to be
-        changed. Raises Conflict if the store no longer has the node, MetadataUnavailable,
-        CorruptMetadata."""
+        """Apply `step` to the store's entry of a node. `step` returns None if nothing has to be
+        changed. Raises Conflict if the store no longer has the node. Also raises
+        MetadataUnavailable, CorruptMetadata."""
         key = NODE_PREFIX + node
         for _ in range(ATTEMPTS):
             entry = await self._store.read(key)

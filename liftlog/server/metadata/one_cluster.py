@@ -1,9 +1,9 @@
 """Prevents a node from using the metadata store of another cluster.
 
-If a bucket was lost, and a plain `cluster init` created it again, it belongs to another cluster.
-Nodes that continued with the new bucket would mix the two clusters, and could not start again. So
-they treat the new bucket as unreachable, until it has the id of their own cluster. After `cluster
-init --again` they store the metadata that they have.
+If a bucket was lost, and `cluster init` without `--again` created it again, the new bucket belongs
+to another cluster. Nodes that continued with the new bucket would mix the two clusters, and could
+not start again. So they treat the new bucket as unreachable until it has the id of their own
+cluster. After `cluster init --again` they store the metadata that they have.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OneClusterStore:
         self._is_ours = asyncio.Event()
         self._is_ours.set()
         self._turned = asyncio.Event()
-        """Event that is set when the store changes to another cluster; a new event then replaces
+        """Event that is set when the store changes to another cluster. A new event then replaces
         it."""
         self._watching: asyncio.Task[None] | None = None
 
@@ -82,9 +82,9 @@ class OneClusterStore:
             raise StoreUnavailable(self.problem)
 
     async def _check_again(self, revision: int) -> None:
-        """Read the id of the store's cluster again. Called before an entry is created, because a
-        new bucket would accept new entries before this node has read the id of the bucket. Changes
-        of existing entries fail in a new bucket anyway."""
+        """Read the id of the store's cluster again. Called before an entry is created. A new bucket
+        would accept new entries before this node has read the bucket's id. Changes of existing
+        entries fail in a new bucket anyway."""
         if revision or not self._expected:
             return
         self._note(CLUSTER_KEY, await self._store.get(CLUSTER_KEY))
@@ -158,8 +158,8 @@ class OneClusterStore:
         await self._store.watch(prefix, note)
 
     async def _report_gone(self, prefix: str, known: set[str], note: OnChange) -> None:
-        """Report keys that have disappeared while the store belonged to another cluster. The next
-        watch reports all other changes."""
+        """Report keys that disappeared while the store belonged to another cluster. The next watch
+        reports all other changes."""
         while known:
             try:
                 there = await self.scan(prefix)

@@ -1,22 +1,23 @@
 """The metadata records of a daemon without a cluster, in `<data_dir>/records`.
 
 Without a cluster the directories of the streams are authoritative, and the records are derived from
-them. A change of a manifest reaches the record at the next start at the latest. So older versions
-of liftlog, which do not have the file, may create, change and delete streams. A stop after the
-write of a manifest and before the write of its record does no harm.
+them. A change of a manifest is copied into the record at the next start at the latest. So older
+versions of liftlog, which do not have the file, may create, change and delete streams. If the
+daemon stops between the write of a manifest and the write of its record, nothing is lost.
 
 The record of a new stream is written later than its manifest, together with the records of other
-new streams: within 5 s, and at a stop. A start makes a missing record from the manifest. An unclean
-start raises the leader epoch in the manifest while it opens the log, and then in the record; all
-records that a start changes are stored with one write. If a log has an older epoch than its record,
-the directory of the log was restored to an older state. The log then continues in an epoch above
-both, so that readers that have read beyond the log's end get an error.
+new streams: within 5 s, and at a stop. A start creates a missing record from the manifest.
 
-In addition to the records, the file names the streams that the directory has held. If the directory
-of such a stream is missing, it was lost, for example because of a forgotten mount, and its offsets
-must not be used again. Only this file contains the list. While the file cannot be read, no stream
-is created, and the file does not change. An operator then has to restore the file, or to remove it
-and so confirm that no stream is missing.
+An unclean start raises the leader epoch in the manifest while it opens the log, and then in the
+record. All records that a start changes are stored with one write. If a log has an older epoch than
+its record, the directory of the log was restored to an older state. The log then continues in an
+epoch above both. So readers that have read beyond the log's end get an error.
+
+The file also names the streams that the directory has held. If the directory of such a stream is
+missing, it was lost, for example because of a forgotten mount. Its offsets must not be used again.
+Only this file contains the list. While the file cannot be read, no stream is created, and the file
+does not change. An operator must then restore the file. By removing the file instead, the operator
+confirms that no stream is missing.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _HELD_PREFIX = "held."
 _HELD = b"{}"
 _TRIES = 5
 _BEHIND_SECONDS = 5.0
-"""Time, in seconds, after which the records of new streams are written at the latest."""
+"""Maximum time, in seconds, until the records of new streams are written."""
 
 
 class ManifestFacts(NamedTuple):
@@ -95,13 +96,13 @@ def read_stored_record(fs: FileSystem, data_dir: Path, name: str) -> StreamMetad
 def following(
     record: StreamMetadata | None, facts: ManifestFacts, *, closed: bool
 ) -> StreamMetadata:
-    """Return the record that matches the manifest: `record` itself if it matches, else its next
-    version.
+    """Return the record that matches the manifest. If `record` matches, it is returned; otherwise
+    its next version.
 
-    `closed` means that nothing was added to the log after the state in the manifest, as after a
-    clean stop, or while the log is open. Otherwise the result counts a new start. The leader epoch
-    of the result is at least the epoch of the manifest. If it is higher, the log must begin that
-    epoch.
+    `closed` means that no record was added to the log after the state in the manifest. This is the
+    case after a clean stop, and while the log is open. Otherwise the result counts a new start. The
+    leader epoch of the result is at least the epoch of the manifest. If it is higher, the log must
+    begin that epoch.
     """
     if record is None or record.incarnation != facts.incarnation or record.members != (LOCAL,):
         made = create(
@@ -135,7 +136,7 @@ def following(
 
 def _certainly_follows(value: bytes, facts: ManifestFacts) -> bool:
     """Return True if a stored record certainly matches the manifest. The check takes a quarter of
-    the time of `following`. The speed matters, because a start checks every stream."""
+    the time of `following`. This is important because a start checks every stream."""
     try:
         record = json.loads(value)
         return bool(
@@ -154,20 +155,21 @@ class StreamRecords:
     """The records of a daemon without a cluster. Belongs to the event loop."""
 
     def __init__(self, store: FileMetaStore, *, behind_seconds: float = _BEHIND_SECONDS) -> None:
-        """`behind_seconds` is the time after which the records of new streams are written."""
+        """`behind_seconds` is the time, in seconds, after which the records of new streams are
+        written."""
         self._store = store
         self._behind_seconds = behind_seconds
         self._entries: dict[str, Entry] = {}
         """The stored entries, by stream."""
         self._held: dict[str, int] = {}
-        """The streams that the directory has held, with the revisions of the entries that note
-        this."""
+        """The streams that the directory has held. The values are the revisions of the entries that
+        state this."""
         self._due: dict[str, StreamMetadata | None] = {}
-        """Maps each stream to the change that is necessary after the start and not stored yet; None
-        deletes the record."""
+        """Changes that are necessary after the start and not stored yet, by stream. None deletes
+        the record."""
         self._behind: dict[str, StreamMetadata | None] = {}
-        """The new streams that the file does not contain yet; None if only the note is missing that
-        the directory has the stream."""
+        """The new streams that the file does not contain yet. The value is None if the record is
+        stored, and only the note that the directory has the stream is missing."""
         self._changing = asyncio.Lock()
         """A lock that is held while records of single streams are written. Without it, the record
         of a new stream could be written after the deletion of the stream."""
@@ -184,8 +186,8 @@ class StreamRecords:
         self._store.close()
 
     def record(self, name: str) -> StreamMetadata | None:
-        """Return the record of a stream, stored or still to be written; an unreadable one counts as
-        missing."""
+        """Return the record of a stream, even if it is not written yet. An unreadable record counts
+        as missing."""
         waiting = self._behind.get(name)
         if waiting is not None:
             return waiting
@@ -201,12 +203,12 @@ class StreamRecords:
     # --- the start ---
 
     async def load(self, present: Collection[str]) -> list[str]:
-        """Read the records. Return the streams that this directory has held but that are missing;
-        their records are kept.
+        """Read the records. Return the streams that this directory has held but that are missing.
+        Their records are kept.
 
-        `present` are the directories on disk; `store` deletes the records of other streams. Without
-        the file every stream gets a new record. If the file cannot be read, `problem` has the
-        reason, and no stream may be created.
+        `present` contains the directories on disk. `store` deletes the records of other streams. If
+        there is no file, every stream gets a new record. If the file cannot be read, `problem`
+        contains the reason, and no stream may be created.
         """
         try:
             entries = await self._store.scan(_PREFIX)
@@ -224,7 +226,7 @@ class StreamRecords:
 
     async def hold(self, names: Iterable[str]) -> None:
         """Note, with one write, that the directory has these streams. A failure is only logged,
-        because the next start notes the streams."""
+        because the next start repeats the note."""
         new = [name for name in names if name not in self._held]
         if not new:
             return
@@ -274,11 +276,11 @@ class StreamRecords:
     async def create(
         self, settings: Mapping[str, Mapping[str, Any]], *, is_system: bool = False
     ) -> dict[str, StreamMetadata]:
-        """Store and return the records of streams that are about to be created. `settings` has the
-        settings of each stream, by name.
+        """Store and return the records of streams that are about to be created. `settings` contains
+        the settings of each stream, by name.
 
-        Durable on return, with one write. Raises StorageError, DiskFull; in that case some records
-        may have been stored, and the next start deletes them.
+        Durable on return, with one write. Raises StorageError, DiskFull. After an error some
+        records may have been stored; the next start deletes them.
         """
         made = {
             name: create(name, uuid.uuid4().hex, one, [LOCAL], starts={LOCAL: 1}, system=is_system)
@@ -293,8 +295,9 @@ class StreamRecords:
     def draw(
         self, name: str, settings: Mapping[str, Any], *, is_system: bool = False
     ) -> StreamMetadata:
-        """Make the record of a stream that is about to be created, with a new incarnation. Raises
-        StorageError if the file could not be read: it may name a lost stream of this name."""
+        """Create the record of a stream that is about to be created, with a new incarnation. Raises
+        StorageError if the file could not be read, because the file may name a lost stream of this
+        name."""
         if self.problem:
             raise _not_stored(StorageError, self.problem)
         incarnation = uuid.uuid4().hex
@@ -302,7 +305,8 @@ class StreamRecords:
 
     def created(self, record: StreamMetadata) -> None:
         """Store the record of a stream whose manifest is durable, and note that the directory has
-        the stream, within 5 s. Until then, only its directory shows that the stream exists."""
+        the stream. Both are written within 5 s. Until then, only its directory shows that the
+        stream exists."""
         self._behind[record.name] = record
         self._flush_later()
 
@@ -316,8 +320,8 @@ class StreamRecords:
         self._flushing = asyncio.get_running_loop().create_task(self.flush(), name="records")
 
     async def flush(self) -> None:
-        """Store the records of new streams that are not stored yet. A failure is only logged: the
-        next flush repeats the write, and a start makes missing records from the manifests."""
+        """Store the records of new streams that are not stored yet. A failure is only logged. The
+        next flush repeats the write, and a start creates missing records from the manifests."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -335,17 +339,17 @@ class StreamRecords:
                 await self.hold(behind)
 
     async def changed(self, log: Log) -> None:
-        """Update the record after a change of the settings in the manifest. Durable on return; a
-        failure is only logged, see `store`."""
+        """Update the record after a change of the settings in the manifest. Durable on return. A
+        failure is only logged; see `store`."""
         await self._follow(log, log_start=0)
 
     async def truncated(self, log: Log, offset: int) -> None:
-        """Update the record after an administrator has made `offset` the log start; otherwise like
-        `changed`."""
+        """Update the record after an administrator has made `offset` the log start. Apart from
+        that, like `changed`."""
         await self._follow(log, log_start=offset)
 
     async def removed(self, name: str) -> None:
-        """Note that the stream is about to be deleted; otherwise like `changed`."""
+        """Note that the stream is about to be deleted. Apart from that, like `changed`."""
         async with self._changing:
             self._behind.pop(name, None)
             try:
@@ -363,7 +367,7 @@ class StreamRecords:
             return truncate(after, log_start) or after
 
         async with self._changing:
-            if log.name in self._behind:  # the record that follows is newer
+            if log.name in self._behind:  # the record that is written next is newer
                 self._behind[log.name] = None
             try:
                 await self._commit(log.name, change)
@@ -425,11 +429,11 @@ class StreamRecords:
 
 
 NextRecord = Callable[[StreamMetadata | None], StreamMetadata | None]
-"""Maps the stored record to the new one; returns None to delete the record."""
+"""Function that maps the stored record to the new record. Returns None to delete the record."""
 
 
 def _instead(record: StreamMetadata | None, before: StreamMetadata | None) -> StreamMetadata | None:
-    """Return `record` with a version that allows it to replace the stored record `before`."""
+    """Return `record` with a version with which it can replace the stored record `before`."""
     if record is None or before is None or record.version > before.version:
         return record
     return replace(record, version=before.version + 1)

@@ -3,10 +3,10 @@
     liftlog records 1 crc32c=<8 hex digits>
     {"entries": {"stream.orders": {"revision": 7, "value": "<JSON>"}, ...}, "revision": 9}
 
-Each change replaces the file. The new file is complete and fsynced before it is renamed, and a
-change is answered after the fsync of the directory, so an answered change survives a power cut. A
-reader also fsyncs the directory before it uses a file that another process wrote. After this fsync,
-a power cut cannot undo the content that the reader uses.
+Each change replaces the file. The new file is complete and fsynced before it is renamed. A change
+is answered after the fsync of the directory, so an answered change survives a power cut. A reader
+also fsyncs the directory before it uses a file that another process wrote. After this fsync, a
+power cut cannot undo the content that the reader uses.
 
 An entry with `expires_ns` ends at that time of the machine's monotonic clock, which all processes
 of a machine share. After a reboot that clock starts again at 0. So an entry that ends later than
@@ -69,8 +69,8 @@ class Stored:
         return bool(self.ttl_ns) and not now_ns < self.expires_ns <= now_ns + self.ttl_ns
 
     def to_json(self) -> str:
-        """Return the entry as JSON. The entry is encoded at its first write, because many starts
-        write nothing."""
+        """Return the entry as JSON. The entry is encoded only at its first write, because many
+        starts write nothing."""
         if not self._text:
             revision, value = self.entry.revision, self.entry.value.decode()
             content: dict[str, Any] = {"revision": revision, "value": value}
@@ -114,9 +114,9 @@ def parse_records(raw: bytes, name: str) -> Content:
 
 @contextlib.contextmanager
 def locked_file(path: Path, *, wait_seconds: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Hold the lock that every process on the machine takes before it changes the records; the
+    """Hold the lock that every process on the machine takes before it changes the records. The
     operating system releases the lock when its holder ends. Raises OSError. Raises StoreUnavailable
-    if another process, perhaps a stopped one, holds the lock for too long."""
+    if another process, such as a stopped one, holds the lock for too long."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         until = time.monotonic() + wait_seconds
@@ -137,7 +137,7 @@ def locked_file(path: Path, *, wait_seconds: float = _LOCK_SECONDS) -> Iterator[
 
 
 class RecordsFile:
-    """Reads and replaces the file. Blocking; used by one thread at a time, except `content`.
+    """Reads and replaces the file. Blocking. Used by one thread at a time, except `content`.
 
     `lock` prevents other processes from changing the file at the same time. Without a lock, the
     file is read only once, and no other process may use it. A file that cannot be read is never
@@ -157,8 +157,8 @@ class RecordsFile:
         self._lock = lock
         self.now_ns = now_ns
         self.content = Content({})
-        """The content of the file when it was last read or written; durable. Any thread may read
-        it."""
+        """The content of the file when it was last read or written. It is durable. Any thread may
+        read it."""
         self._raw: bytes | None = None
         """The bytes of `content`; None if there is no file."""
         self._is_current = False
@@ -171,8 +171,8 @@ class RecordsFile:
         return self.content
 
     def apply(self, changes: Sequence[Change]) -> list[int | MetaStoreError]:
-        """Make the changes, in order, with one write. Returns for each change the new revision, or
-        its error. Durable on return. Raises StoreUnavailable if no change was made."""
+        """Make the changes in order, with one write. Returns, for each change, the new revision or
+        the change's error. Durable on return. Raises StoreUnavailable if no change was made."""
         try:
             with contextlib.nullcontext() if self._lock is None else self._lock():
                 if not self._is_current or self._lock is not None:
@@ -210,7 +210,8 @@ class RecordsFile:
     # --- the file ---
 
     def _write(self, content: Content) -> MetaStoreError | None:
-        """Replace the file. Returns the error for the callers if the write failed, else None."""
+        """Replace the file. If the write failed, returns the error for the callers; otherwise
+        None."""
         text = content.to_json()
         self._is_current = False
         try:
@@ -222,7 +223,7 @@ class RecordsFile:
 
     def _outcome(self, error: OSError) -> MetaStoreError:
         """Return the error for the callers. Before the rename of the file, nothing has changed.
-        After the rename other processes may see the change, and only a power cut can undo it."""
+        After the rename, other processes may see the change, and only a power cut can undo it."""
         with contextlib.suppress(OSError):
             if self._read_raw() == self._raw:
                 self._is_current = True
@@ -247,8 +248,8 @@ class RecordsFile:
     def _parse(self, raw: bytes | None) -> Content:
         if raw is None:
             if self._lock is not None and self.content.revision:
-                # The file is not created again as an empty one, because it contains the records of
-                # the streams of all nodes.
+                # Do not create an empty file: the missing file contained the records of the streams
+                # of all nodes.
                 raise StoreUnavailable(
                     f"{self.path} has been removed while liftlog was using it: put it back, from a "
                     "backup if need be, or restart every daemon that uses it"

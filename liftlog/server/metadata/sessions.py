@@ -30,7 +30,7 @@ class ExpiringKeys(Protocol):
         ...
 
     async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
-        """Write an entry that expires; otherwise like `MetaStore.cas`."""
+        """Write an entry that expires. Apart from that, like `MetaStore.cas`."""
         ...
 
 
@@ -81,7 +81,7 @@ class RenewedKey:
         with contextlib.suppress(MetaStoreError):
             try:
                 await self._store.delete(self._key, self._revision)
-            except CasLost:  # perhaps because of the renewal that was just cancelled
+            except CasLost:  # the renewal that was just cancelled may have caused this
                 if await self._is_found_again() and self._revision:
                     await self._store.delete(self._key, self._revision)
 
@@ -109,8 +109,8 @@ class RenewedKey:
                     self._is_taken_over.set()
                     return
             except (CasUnknown, StoreUnavailable) as error:
-                # If this renewal takes effect, now or later, the next one fails, and then checks
-                # the key.
+                # If this renewal takes effect, now or later, the next one fails. The next one then
+                # checks the key.
                 if time.monotonic() - told_at >= _TOLD_AGAIN_SECONDS:
                     told_at = time.monotonic()
                     logger.warning("session-not-renewed key=%s error=%s", self._key, error)
@@ -127,7 +127,7 @@ class RenewedKey:
         try:
             found = await self._store.get(self._key)
         except StoreUnavailable:
-            return True  # the next renewal will find out
+            return True  # the next renewal will detect it
         if found is not None:
             if found.value == self._value:
                 self._own_revision = found.revision

@@ -8,8 +8,8 @@ that other nodes can follow. No data are copied: offsets, incarnations and epoch
 leases and checkpoints continue. Each step can be repeated, so after an interruption the operator
 runs the command again. The node ignores a stream until the last step for it is done.
 
-Only the record of a stream shows that the cluster has the stream. A manifest that marks its log as
-a replica is no proof: the replica may come from another cluster, or its record may have been
+Only the record of a stream shows that the stream belongs to the cluster. A manifest that marks its
+log as a replica is no proof: the replica may come from another cluster, or its record may have been
 deleted.
 """
 
@@ -64,8 +64,8 @@ async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
     """Make the data directory of a stopped daemon the directory of the first node. The metadata
     store must already exist. Durable on return.
 
-    Raises ConfigError if the cluster has other nodes, Conflict if a stream cannot be adopted,
-    DataDirLocked while a daemon runs, StorageError, MetadataUnavailable.
+    Raises ConfigError if the cluster has other nodes, Conflict if a stream cannot be adopted, and
+    DataDirLocked while a daemon runs. Also raises StorageError and MetadataUnavailable.
     """
 
     async def work(
@@ -86,8 +86,9 @@ async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
 async def adopt_more(
     settings: Settings, cluster: ClusterSettings, names: Collection[str]
 ) -> list[Adopted]:
-    """Add streams in the data directory of a stopped node to the cluster of the node: the streams
-    in `names`, or all streams that belonged to no cluster if `names` is empty. Durable on return.
+    """Add streams in the data directory of a stopped node to the node's cluster. Adds the streams
+    in `names`. If `names` is empty, adds all streams that belonged to no cluster. Durable on
+    return.
 
     Raises ConfigError if the directory belongs to no node, and the errors of `adopt`.
     """
@@ -132,8 +133,8 @@ async def _adopt(
     states: dict[str, ActiveState],
     names: Collection[str] | None,
 ) -> list[Adopted]:
-    """Adopt streams of the directory: all if `names` is None, the streams that belonged to no
-    cluster if `names` is empty, else the streams in `names`."""
+    """Adopt streams of the directory. `names` contains the streams to adopt. If it is None, all
+    streams are adopted; if it is empty, the streams that belonged to no cluster."""
     member = await join(
         store,
         data_dir.environment.fs,
@@ -168,14 +169,15 @@ def _is_replica(data_dir: DataDir, name: str) -> bool:
 def _check_free(
     name: str, manifest: Manifest, record: StreamMetadata | None, member: Member, data_dir: DataDir
 ) -> bool:
-    """Return True if the stream must be adopted, False if the cluster already has it. Raises
+    """Return True if the stream must be adopted. Return False if the cluster already has it. Raises
     Conflict."""
     is_known = record is not None and not record.deleted
     is_same = record is not None and record.incarnation == manifest.incarnation
     if record is not None and is_known:
         if is_same and manifest.replicated and member.name in record.members:
             return False
-        # Either an earlier attempt has stored the record, or the disk was lost and restored.
+        # Either an earlier attempt has stored the record, or the disk was lost and restored from a
+        # backup.
         if not (is_same and record.members == (member.name,)):
             raise Conflict(
                 f"the cluster has a stream {name} on {', '.join(record.replicas)}",
@@ -224,8 +226,8 @@ async def _adopt_stream(
             hint="run the daemon alone until it has rewritten their segments, about a day after "
             "they were sealed",
         )
-    # Open the log as the daemon does: recovery after a power cut must end before other nodes copy
-    # it.
+    # Open the log in the same way as the daemon. If recovery after a power cut is needed, it must
+    # end before other nodes copy the log.
     try:
         loaded = await asyncio.to_thread(load_stream, data_dir, name, configured)
     except LiftlogError as error:

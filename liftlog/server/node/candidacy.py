@@ -1,5 +1,5 @@
-"""Decides when this node may lead a stream, when it begins an election, and when the records that
-elections depend on are restored or abandoned."""
+"""Decides when this node may lead a stream, and when it begins an election. Also decides when the
+records that elections need are restored or abandoned."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from liftlog.server.replication.unclean import UncleanRecovery
 
 
 class Candidacy:
-    """This node as a candidate in elections. Belongs to the event loop. Before `stand`, this node
-    takes part in no election, but may lead the streams that it leads according to their records."""
+    """This node as a candidate in elections. Before `stand`, this node takes part in no election,
+    but it may lead the streams that it leads according to their records. Belongs to the event
+    loop."""
 
     def __init__(
         self, node: LocalNode, replicas: Replicas, link_to: Callable[[str], PeerLink]
@@ -48,8 +49,8 @@ class Candidacy:
         )
 
     def stand(self, session: NodeSession, patience: Patience) -> None:
-        """From now on, take over streams that have lost their leader, and resign the leadership of
-        all streams if this node has lost its `session`."""
+        """From now on, take over streams that have lost their leader. If this node loses its
+        `session`, resign the leadership of all streams."""
         node = self._node
         self.session = session
         elections = Elections(
@@ -104,7 +105,7 @@ class Candidacy:
         return {**self.succession.elections, "unclean": self.unclean.recovered}
 
     def may_answer(self, name: str) -> bool:
-        """Return True if this node leads the stream and, according to the sessions, no other node
+        """Return True if this node leads the stream, and if the sessions show that no other node
         can have been elected. A newer record with another leader may still be on its way to this
         node."""
         led = self._node.led.get(name)

@@ -158,8 +158,8 @@ class ClusterCatalog:
     def check_leads(self, name: str) -> None:
         """Raise an error unless this node leads the stream and is ready. Does nothing for a stream
         without a record."""
-        # Until the followers have fetched once, the high watermark may be lower than what clients
-        # have seen.
+        # Until each follower has fetched once, the high watermark may be lower than the high
+        # watermark that clients have received.
         if self._view.knows(name) and not self._led(name).leader.is_ready:
             raise self._view.begins_to_lead(name)
 
@@ -237,8 +237,8 @@ class ClusterCatalog:
         host = self._hosted.hosts.get(name)
         if host is None or not host.is_leading:
             raise self.not_leader(name)
-        # Without a connection, or if NATS refuses, this does not fail, because other nodes have the
-        # stream. The description of the stream reports the problem.
+        # If there is no connection, or if NATS refuses, the creation does not fail, because other
+        # nodes have the stream. The description of the stream reports the problem.
         with contextlib.suppress(NatsRefused, NatsUnavailable):
             await self._hosted.attachments.attach(host)
         return host
@@ -260,7 +260,7 @@ class ClusterCatalog:
         self, host: StreamHost, offset: int, apply: Callable[[], Awaitable[int]]
     ) -> int:
         """Change the record, then call `apply`. A change of the record cannot be undone, so the
-        truncation is first checked against the log of this node."""
+        method first checks the truncation against the log of this node."""
         name, log = host.name, host.log
         if self._view.knows(name):
             check_truncation(log, offset, log.environment.age_clock_ns())
@@ -268,7 +268,7 @@ class ClusterCatalog:
         return await apply()
 
     async def delete(self, name: str) -> None:
-        """Mark the record as deleted, which makes each node remove its copy."""
+        """Mark the record as deleted. Each node then removes its copy."""
         if not self._view.knows(name):
             await self._own.delete(name)
             return

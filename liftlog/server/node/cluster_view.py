@@ -1,7 +1,7 @@
-"""The cluster as this node sees it: its streams, their leaders, and the nodes that it receives
-heartbeats from.
+"""The cluster as this node sees it: its streams, their leaders, and the nodes that this node
+receives heartbeats from.
 
-Answers clients, or finds the node that can answer a request.
+Answers requests of clients, or finds the node that can answer them.
 """
 
 from __future__ import annotations
@@ -56,20 +56,21 @@ class ClusterView:
         return record is not None and record.leader not in (None, self._member.name)
 
     def is_in_sync(self, name: str) -> bool:
-        """Return True if another node leads the stream and the copy here is in sync, according to
+        """Return True if another node leads the stream, and the copy on this node is in sync. Uses
         the newest metadata that this node has."""
         record, me = self._mirror.records.get(name), self._member.name
         return record is not None and me in record.isr and record.leader != me
 
     def leader_of(self, record: StreamMetadata) -> str | None:
-        """Return the node that leads the stream; None if the stream has no leader or the leader is
-        down. The record names a leader that is down until another replica has taken over."""
+        """Return the node that leads the stream. Return None if the stream has no leader, or if the
+        leader is down. After a failure of the leader, the record still names this leader until
+        another replica has taken over."""
         return None if record.leader is None or self.is_down(record.leader) else record.leader
 
     def answerer(self, name: str) -> str | None:
-        """Return the other node that answers requests about a stream; None if this node itself
-        answers them, as it also does for a stream that does not exist. Raises NotLeader if the
-        stream has no leader."""
+        """Return the other node that answers requests about a stream. Return None if this node
+        answers them; this is also the case for a stream that does not exist. Raises NotLeader if
+        the stream has no leader."""
         record = self.known(name)
         if record is None or record.leader == self._member.name:
             return None
@@ -120,8 +121,8 @@ class ClusterView:
         return not is_live and self.silent_seconds(node) > 0
 
     def silent_seconds(self, node: str) -> float:
-        """Return the time, in seconds, for which this node has received no heartbeat from another
-        node; 0.0 if the time is too short to be significant."""
+        """Return the time, in seconds, since the last heartbeat from another node. Return 0.0 if
+        the time is too short to be significant."""
         seconds = 0.0 if node == self._member.name else self._hearing.silent_seconds(node)
         enough = ENDED_SECONDS if self._hearing.is_refusing(node) else _SILENT_SECONDS
         return round(seconds, 1) if seconds >= enough else 0.0
@@ -163,8 +164,8 @@ class ClusterView:
         )
 
     def begins_to_lead(self, name: str) -> NotReady:
-        """Return the error for requests that arrive before this node, as the new leader, has
-        determined the high watermark of a stream."""
+        """Return the error for requests that arrive while this node, as the new leader of a stream,
+        has not determined the stream's high watermark yet."""
         return NotReady(
             f"node {self._member.name} begins to lead stream {name}",
             hint="try again; `liftlog cluster status` shows whether enough replicas are there",
@@ -188,9 +189,9 @@ class ClusterView:
         may_read: Callable[[str], bool],
         clock_ahead_seconds: Callable[[str], float],
     ) -> ClusterInfo:
-        """Describe the cluster, with the streams that the caller may read. All offsets come from
-        this node. `clock_ahead_seconds` returns the number of seconds by which the clock of a node
-        is ahead."""
+        """Describe the cluster, and the streams that the caller may read. All offsets come from
+        this node. `clock_ahead_seconds` returns the number of seconds by which a node's clock is
+        ahead."""
         mirror = self._mirror
         streams = []
         forgotten = {name: mirror.known[name] for name in mirror.regressed if name in mirror.known}

@@ -71,8 +71,8 @@ class ClusterNode:
         on_displaced: Callable[[], None],
     ) -> None:
         """`on_displaced` is called when another process has become this node, possibly with another
-        data directory. `was_displaced` means that another process became this node earlier; this
-        process then waits until the other process has ended."""
+        data directory. If `was_displaced` is true, another process became this node earlier, and
+        this process then waits until the other process has ended."""
         self._was_displaced = was_displaced
         self._on_displaced = on_displaced
         self._settings = settings
@@ -175,9 +175,9 @@ class ClusterNode:
         self._on_displaced()
 
     async def _register(self, store: OneClusterStore) -> tuple[Member, NodeSession]:
-        """Take the name of the node, then register this start. With JetStream, failed attempts are
-        retried, because JetStream may have no leader for some seconds. With a file store there is
-        only one attempt. Raises ConfigError, StorageError."""
+        """Take the name of the node, then register this start. With JetStream as the store, failed
+        attempts are retried, because JetStream may have no leader for some seconds. With a file as
+        the store there is only one attempt. Raises ConfigError, StorageError."""
         while True:
             try:
                 return await self._try_to_register(store)
@@ -224,7 +224,7 @@ class ClusterNode:
         return member, session
 
     def start(self) -> None:
-        """Create the streams of the configuration that do not exist."""
+        """Create the streams of the configuration that do not exist yet."""
         assert self._streams is not None
         self._spawn(self._streams.new_streams.create_configured(self._settings.streams))
 
@@ -292,8 +292,9 @@ class ClusterNode:
 
 
 async def kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a task of the node until it returns. If a defect makes it fail, log the defect and start
-    the task again. Otherwise the node would keep its session without doing this work."""
+    """Run a task of the node until it returns. If it fails because of a defect, log the defect and
+    start the task again. Otherwise the node would keep its session although it no longer does this
+    work."""
     while True:
         try:
             return await work()
@@ -324,9 +325,10 @@ async def open_store(
 
 
 async def make_bucket(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """Create the bucket of a new cluster; returns False if it exists. Raises ConfigError if the
-    bucket of this node's cluster is lost: a new bucket would belong to another cluster, which no
-    node with a data directory can join. Raises MetadataUnavailable, StorageError."""
+    """Create the bucket of a new cluster. Returns False if the bucket exists. Raises ConfigError if
+    the bucket of this node's cluster is lost. A new bucket would belong to another cluster, and no
+    node with a data directory could join that cluster. Also raises MetadataUnavailable,
+    StorageError."""
     fs, path = OsFileSystem(), Path(settings.data_dir)
     with storage_errors("reading the node file"):
         file = await asyncio.to_thread(read_node_file, fs, path)
@@ -360,7 +362,7 @@ def _lost(file: NodeFile, data_dir: Path) -> ConfigError:
 
 
 async def make_again(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """Create a new metadata store for the cluster of this node's data directory. If a store of a
+    """Create a new metadata store for the cluster of this node's data directory. If a store for a
     new cluster was created by mistake, assign this store to the node's cluster.
 
     Returns False, without a change, if the cluster already has its store. Raises ConfigError,
@@ -387,7 +389,7 @@ async def make_again(settings: Settings, cluster: ClusterSettings, replicas: int
 
 
 def _read_token(path: Path) -> str:
-    """Return the token in the file. Raises ConfigError, which never contains the content of the
+    """Return the token in the file. Raises ConfigError. The error never contains the content of the
     file."""
     try:
         with path.open("rb") as file:

@@ -1,8 +1,8 @@
-"""The directories of replicated streams on this node: opens and creates them, and removes a
-directory if the metadata show that its stream was deleted. A directory of a stream without metadata
-is kept, and reported.
+"""The directories of replicated streams on this node: opens and creates them. Removes a directory
+if the metadata show that its stream was deleted. A directory of a stream without metadata is kept,
+and reported.
 
-Blocking, so call these functions in a thread.
+The functions block, so call them in a thread.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from liftlog.server.commits.host import new_metadata
 from liftlog.server.streams.settings import origin_of, settings_of
 
 GIVEN_UP = "it was written under metadata that were given up"
-"""Marks an incomplete copy that must be dropped as soon as acks do not need it."""
+"""Mark of an incomplete copy that must be dropped as soon as acks do not need it."""
 
 logger = logging.getLogger("liftlog.server.replication")
 
 
 def open_copy(data_dir: DataDir, record: StreamMetadata) -> tuple[Log, bool]:
-    """Return the log of a stream's copy, and True if it was created just now.
+    """Return the log of a stream's copy, and True if this call has created the log.
 
     If the directory has a copy of an earlier stream of the same name, and the metadata show that
     the earlier stream was deleted, removes the old copy. Raises Conflict if the metadata do not
@@ -62,7 +62,7 @@ def open_copy(data_dir: DataDir, record: StreamMetadata) -> tuple[Log, bool]:
 
 
 def check_is_there(data_dir: DataDir, record: StreamMetadata) -> None:
-    """Raise StorageError if the copy existed earlier in this start of the node, and is now missing.
+    """Raise StorageError if the copy existed earlier in this start of the node and is now missing.
     The missing copy may have been the only copy of some acked records."""
     if _incarnation_of_copy(data_dir, record.name) is None:
         raise StorageError(
@@ -95,9 +95,9 @@ def _remove(data_dir: DataDir, record: StreamMetadata, incarnation: str) -> None
 def unknown_streams(
     data_dir: DataDir, names: Iterable[str], records: Mapping[str, StreamMetadata], node: str
 ) -> dict[str, str]:
-    """Find copies on disk that the metadata do not account for: a stream of `names` without a
-    record, or with a record that does not concern `node` and is not deleted. Return for each of
-    these streams the reason why it is not served."""
+    """Find copies on disk that do not match the metadata: streams of `names` without a record, and
+    streams whose record does not concern `node` and is not deleted. Return, for each of these
+    streams, the reason why it is not served."""
     found = {}
     for name in filter(is_stream_name, names):
         record = records.get(name)
@@ -125,7 +125,7 @@ def _why_unknown(data_dir: DataDir, name: str) -> str:
 def _incarnation_of_copy(data_dir: DataDir, name: str) -> str | None:
     """Return the incarnation of the copy on disk; None if there is no directory. Raises Conflict
     for a stream that is not a replica. Such a stream was never in the metadata, so the metadata
-    cannot show that it was deleted."""
+    cannot show whether it was deleted."""
     path, fs = data_dir.stream_path(name), data_dir.environment.fs
     with storage_errors(f"reading the manifest of {name}"):
         if not fs.exists(path):

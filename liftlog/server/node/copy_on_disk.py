@@ -1,5 +1,5 @@
-"""The copy of one replicated stream on this node's disk: opens it, checks it against the stream's
-metadata record, drops it."""
+"""The copy of one replicated stream on this node's disk. Opens it, checks it against the stream's
+metadata record, and drops it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class CopyOnDisk:
         self._log: Log | None = None
         """The log while it is open and no role uses it."""
         self._is_whole = False
-        """False if the log lacked, or may have lacked, confirmed records when it was opened."""
+        """True if the log was complete when it was opened. False if the log lacked, or may have
+        lacked, records that this node has confirmed."""
 
     @property
     def log_end(self) -> LogEnd | None:
@@ -73,8 +74,8 @@ class CopyOnDisk:
         log, is_new = await asyncio.to_thread(copies.open_copy, data_dir, record)
         if not is_new:
             return log, member.is_same
-        # A new copy has all records if there was no copy here before. Otherwise the earlier copy is
-        # lost.
+        # A new copy has all records if there was no copy on this node before. Otherwise the earlier
+        # copy is lost.
         is_whole = is_of_this_start or (member.is_same and has_held is False)
         if not is_whole and record.must_keep(self._me):
             logger.warning("replica-lost stream=%s path=%s", self._name, log.directory)
@@ -91,10 +92,10 @@ class CopyOnDisk:
         self._log = None
 
     async def open_for_role(self, record: StreamMetadata) -> Log:
-        """Open the log for the beginning of a role. If the copy is marked as incomplete, handle the
-        mark first."""
+        """Open the log before a role begins. If the copy is marked as incomplete, handle the mark
+        first."""
         log, _ = await self.open(record)
-        if log.view.manifest.incomplete:  # an earlier attempt to act on the new record has failed
+        if log.view.manifest.incomplete:  # an earlier attempt to adopt the new record has failed
             await self._judge_mark(log, record)
             log, _ = await self.open(record)
         return log
@@ -102,14 +103,14 @@ class CopyOnDisk:
     # --- which records it has ---
 
     async def register(self, record: StreamMetadata) -> None:
-        """Register this start of the node in the record. Also note there whether the copy has all
-        records that this node has confirmed."""
+        """Register this start of the node in the record. The entry also contains whether the copy
+        has all records that this node has confirmed."""
         log, is_whole = await self.open(record)
         member = self._node.member
 
         def step(present: StreamMetadata) -> StreamMetadata | None:
             had = is_whole and member.had(present.starts.get(self._me, 0))
-            # If this node is the only replica, an operator has repaired the copy: no other node
+            # If this node is the only replica, an operator has repaired the copy. No other node
             # could have the records that the mark reports as missing.
             may_lack = log.view.manifest.incomplete and present.members != (self._me,)
             return transitions.register(present, self._me, member.start, clean=had and not may_lack)
@@ -144,10 +145,10 @@ class CopyOnDisk:
         return True
 
     async def drop(self, checked: StreamMetadata) -> None:
-        """Leave the in-sync set in the stored record, then remove the copy; the new copy starts
-        empty. If the node stops in between, it has one of the two copies, and is not in sync.
-        `checked` names the leader with the complete copy; the copy of another leader may be
-        incomplete."""
+        """Leave the in-sync set in the stored record, then remove the copy. The new copy starts
+        empty. If the node stops between the two steps, it has one of the two copies, and is not in
+        sync. `checked` names the leader whose copy is complete; under another leader, the copy may
+        be incomplete."""
 
         def left(present: StreamMetadata) -> StreamMetadata | None:
             check_same_leader(present, checked)
@@ -166,8 +167,8 @@ class CopyOnDisk:
 
     async def go_over(self, stored: StreamMetadata) -> None:
         """Drop the copy after the record shows that the copy does not count, and after this node
-        has stored that record. The copy is marked first, so that a restart in between also drops
-        it."""
+        has stored that record. The copy is marked first, so that the node also drops it after a
+        restart."""
         log, _ = await self.open(self._node.mirror.known[self._name])
         before = log.view.manifest.incomplete
         await asyncio.to_thread(log.structure.note_incomplete, copies.GIVEN_UP)
@@ -176,15 +177,15 @@ class CopyOnDisk:
             after = await self._node.mirror.go_over(self._name, self._me, stored)
         except Conflict as error:
             logger.warning("copy-kept stream=%s reason=%s", self._name, error)
-        finally:  # the guard retries; until then the known record decides about the copy
+        finally:  # the guard retries; the known record decides until then
             if after is None:
                 await asyncio.to_thread(log.structure.note_incomplete, before)
         if after is not None:
             await self._remove_given_up(after)
 
     async def _remove_given_up(self, record: StreamMetadata) -> None:
-        """Remove the copy. The stream has used some epochs a second time, so records of this copy
-        could be mistaken for records of the new epochs."""
+        """Remove the copy. The stream has used some epochs twice, so a node could mistake records
+        of this copy for records of the new epochs."""
         await self._node.mirror.remembered()
         await self.close()
         await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)

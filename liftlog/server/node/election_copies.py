@@ -11,8 +11,8 @@ from liftlog.server.node.local_node import LocalNode
 from liftlog.server.node.replica import Replica
 
 _BUSY_SECONDS = 1.0
-"""If a copy has waited for the disk for this time (in seconds), this node does not begin to lead
-with this copy."""
+"""Maximum time, in seconds, for which a copy may have waited for the disk if this node begins to
+lead with this copy."""
 
 
 class ElectionCopies:
@@ -69,7 +69,7 @@ class ElectionCopies:
             self.stop_leading(name, "the metadata store was set back")
 
     def may_recover(self, name: str) -> bool:
-        """Return True if this node can lead a stream of which no complete copy is left. Returns
+        """Return True if this node can lead a stream of which no complete copy is left. Return
         False if this node's copy must be dropped, because it has records that were abandoned
         earlier."""
         replica = self._replicas.get(name)

@@ -1,8 +1,8 @@
 """Hands the leadership of a stream over to another node, or takes it over, by the rules of
 `liftlog.cluster.handover`.
 
-The leader performs the steps one after the other, and requests the other node's part of each step.
-A failed handover is undone, and this node continues to lead the stream.
+The leader performs the steps one after the other. At each step, it sends a request to the other
+node. If a handover fails, it is undone, and the leader continues to lead the stream.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Handovers:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self.is_stopping = False
-        """True when this node takes over no more streams."""
+        """True as soon as this node takes over no more streams."""
         self.given = 0
         """Number of streams that were handed over."""
         self.failed = 0
@@ -99,10 +99,10 @@ class Handovers:
     # --- this node gives a stream away ---
 
     async def hand_over(self, name: str, to: str) -> None:
-        """Make `to`, a node in the ISR, the leader of a stream that this node leads, without an
-        interruption for publishers.
+        """Make `to`, a node in the ISR, the leader of a stream that this node leads. Publishers are
+        not interrupted.
 
-        Raises Conflict if the handover is not possible. Raises StreamUnavailable if it failed: this
+        Raises Conflict if the handover is not possible. Raises StreamUnavailable if it failed. This
         node then still leads the stream, or another node was elected.
         """
         record, host = self._mirror.records.get(name), self._streams.hosts.get(name)
@@ -154,11 +154,11 @@ class Handovers:
             await ended.wait()
 
     async def have_look(self, node: str, record: StreamMetadata) -> None:
-        """Ask `node` to read this record, and wait until the node has adopted the record, or a time
-        limit has passed. Does not raise."""
+        """Ask `node` to read this record. Wait until the node has adopted the record, or until a
+        time limit has passed. Does not raise."""
         try:
             await self.ask(node, LookAgain(record.name, record.version), LOOK_SECONDS)
-        except LiftlogError as error:  # the node receives the record in any case
+        except LiftlogError as error:  # the node receives the record later in any case
             logger.info("not-looked stream=%s node=%s reason=%s", record.name, node, error)
 
     def tell(self, record: StreamMetadata) -> None:
@@ -214,7 +214,8 @@ class Handovers:
 
     @property
     def is_taking(self) -> bool:
-        """True if a handover that has begun may still make this node the leader of a stream."""
+        """Return True if a handover that has begun may still make this node the leader of a
+        stream."""
         now = self._loop.time()
         return any(
             one.taker.is_needed(now) and self._is_led_by_giver(one.taker.offer)
@@ -229,8 +230,8 @@ class Handovers:
         )
 
     def leads(self, name: str) -> None:
-        """Note that this node leads the stream, and has stored the held messages that it could
-        use."""
+        """Note that this node leads the stream. The node has already stored the held messages that
+        it could use."""
         taking = self._taking.pop(name, None)
         if taking is not None and taking.watch is not None:
             taking.watch.cancel()
@@ -266,20 +267,20 @@ class Handovers:
             is_attached=attachments.is_recorded(host),
             is_shared=settings.queue_group is not None,
         )
-        # All held messages enter at once when this node begins to lead, so their number must be
-        # limited.
+        # When this node begins to lead, all held messages are passed on at once, so their number
+        # must be limited.
         taker = Taker[MessageRun](offer, min(MAX_HELD_BYTES, settings.max_pending_bytes // 2))
         taking = self._taking[name] = _Taking(taker, host, Relay(self._loop.time))
         await self._ids.catch_up(host)
         await self._decline_if_it_stops(taking)
-        if not offer.is_attached:  # the next event may be that this node begins to lead the stream
+        if not offer.is_attached:  # at the next await, this node may begin to lead the stream
             taker.subscribes()
             taker.subscribed(self._loop.time())
 
     async def _record_of(self, message: HandOver) -> StreamMetadata | None:
         """Return the record on which the leader's request is based. If this node has an older
-        record, it reads the record from the store, because the leader may have just begun its
-        epoch, or added this node."""
+        record, it reads the record from the store. This occurs if the leader has just begun its
+        epoch, or has just added this node."""
         record = self._mirror.records.get(message.stream)
         if record is not None and (
             record.leader_epoch < message.epoch or self.node not in record.isr
@@ -370,7 +371,7 @@ class _Giving:
                 f"{str(error) or f'{step.value} took too long'}",
                 hint="its leader has not changed; try again",
             ) from error
-        except asyncio.CancelledError:  # the daemon stops
+        except asyncio.CancelledError:  # the daemon is stopping
             self._handovers._spawn(self._undo(is_ending=True))
             raise
         finally:
@@ -394,7 +395,8 @@ class _Giving:
         elif step is Step.COMMIT:
             host.refuse_new(MOVING)
             await host.drained()
-            if host.settings.durability != "fsync":  # acks have not waited for the next leader
+            # Without fsync, acks have not waited for the next leader.
+            if host.settings.durability != "fsync":
                 await host.exclusively(host.log.sync)
                 await host.wait_high_watermark(host.log.log_end_offset - 1)
             if host.failure or host.log.high_watermark < host.log.log_end_offset:
@@ -443,15 +445,16 @@ class _Giving:
             self._handovers.tell(record)
 
     async def _undo(self, *, is_ending: bool = False, is_declined: bool = False) -> None:
-        """Undo the handover, so that this node keeps the stream. If this node `is_ending`, an
-        election follows. Does not raise."""
+        """Undo the handover, so that this node continues to lead the stream. If this node
+        `is_ending`, an election follows instead. Does not raise."""
         undo = self._giver.failed(is_declined=is_declined, is_ending=is_ending)
         host = self._host
         host.accept_again(MOVING)
         still_led = self._streams.hosts.get(host.name) is host and host.is_accepting
         if undo.subscribe and still_led and not is_ending:
             self._streams.attachments.want(host)
-            with contextlib.suppress(LiftlogError):  # attached again as soon as possible
+            # The stream is attached again as soon as possible.
+            with contextlib.suppress(LiftlogError):
                 await self._streams.attachments.attach(host)
         if undo.loss:
             self._streams.note_possible_loss(host, f"a handover failed: {undo.loss}")

@@ -1,5 +1,5 @@
-"""Decides which nodes should lead this node's streams: the node that an operator names, the first
-replica if all nodes are healthy, or any other node when this node stops."""
+"""Decides which nodes should lead the streams of this node. An operator can name a node. If all
+nodes are healthy, the first replica should lead. If this node stops, any other node should lead."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ logger = logging.getLogger("liftlog.server.replication")
 _AT_ONCE = 8
 _TURNS = 6
 _MOST_AT_ONCE = 64
-"""Limit of concurrent handovers. A handover mostly waits. So a stopping node hands over many
-streams at once, and needs only a few seconds for all. The memory for the messages that other nodes
-hold during handovers does not grow with this number."""
+"""Limit of concurrent handovers. A handover spends most of its time waiting. So a stopping node
+hands over many streams at once, and needs only a few seconds for all of them. Other nodes hold
+messages during handovers; the memory for these messages does not grow with this limit."""
 _TELL_SECONDS = 2.0
 """Interval, in seconds, at which a stopping node logs the number of streams that it still has to
 hand over."""
 _HEIRS_TRIED = 2
 _AGAIN_SECONDS = 2.0
 _REFUSES_SECONDS = 1.0
-"""A leader that has stored nothing for this time (in seconds), because all commits failed, hands
-over to another node."""
+"""If all commits of a leader have failed for this time (in seconds), the leader hands over to
+another node."""
 _STOP_LOOK_SECONDS = 0.05
 _ROUNDS = 2
 """Number of attempts per stream during a stop. The first attempts may fail because a candidate has
 not been notified yet that it is in sync."""
 _COMING_SECONDS = 5.0
-"""Maximum time, in seconds, that a stop waits for a stream that this node should lead according to
-the metadata, but does not lead yet."""
+"""Maximum time, in seconds, for which a stop waits for a stream that this node should lead
+according to the metadata, but does not lead yet."""
 
 
 class Leadership:
     """Hands streams over to other nodes. Belongs to the event loop. `led` returns the streams that
-    this node leads; `is_coming` returns True if a handover in progress may make this node lead
-    another stream."""
+    this node leads. `is_coming` returns True if a handover in progress may make this node the
+    leader of another stream."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Leadership:
         self._refuses_seconds = refuses_seconds
         self._again_at: dict[str, float] = {}
         self._first_since: dict[str, float] = {}
-        """Maps each stream to the time at which its first replica, on another node, became able to
-        lead it."""
+        """The time at which the first replica of a stream, on another node, became able to lead; by
+        stream."""
         self._moving: list[str] = []
         """A cache of the streams whose replicas are being moved away; normally empty. The cache is
         valid while `_mirror.changes` equals `_moving_as_of`."""
@@ -86,9 +86,9 @@ class Leadership:
 
     async def recover(self, name: str, to: str, lost: Collection[str]) -> str:
         """Make `to` the leader of a stream that no node can lead, because all complete copies were
-        on the nodes `lost` and are permanently lost. Abandons records that only the nodes `lost`
-        had. Returns `to`. Raises Conflict while a node leads or other copies are complete. Also
-        raises StreamNotFound, MetadataUnavailable."""
+        on the nodes `lost` and are permanently lost. Records that only the nodes `lost` had are
+        abandoned. Returns `to`. Raises Conflict while a node leads or other copies are complete.
+        Also raises StreamNotFound, MetadataUnavailable."""
         directory = self._mirror.directory
 
         def step(record: StreamMetadata) -> StreamMetadata | None:
@@ -126,7 +126,7 @@ class Leadership:
         return to
 
     async def give_up(self, name: str) -> None:
-        """Hand a stream that this node leads over to any other node that can lead it. Does not
+        """Hand over a stream that this node leads to any other node that can lead it. Does not
         raise."""
         try:
             for to in self._heirs(name)[:1]:
@@ -135,8 +135,8 @@ class Leadership:
             logger.warning("not-handed-over stream=%s error=%s", name, error)
 
     async def hand_over_all(self) -> None:
-        """Hand over all streams of this node before a planned stop, including the streams that it
-        is just taking over. If a handover fails, an election chooses the next leader. Does not
+        """Hand over all streams of this node before a planned stop. This includes streams that the
+        node is just taking over. If a handover fails, an election chooses the next leader. Does not
         raise."""
         self._handovers.is_stopping = True
         loop = asyncio.get_running_loop()
@@ -154,7 +154,7 @@ class Leadership:
             await asyncio.sleep(_STOP_LOOK_SECONDS)
 
     def _to_be_led(self) -> bool:
-        """Return True if, according to the metadata, this node should lead a stream, but does not
+        """Return True if this node should lead a stream according to the metadata, but does not
         lead it yet."""
         led, me = self._led(), self._handovers.node
         return any(
@@ -193,8 +193,8 @@ class Leadership:
         await asyncio.gather(*map(give_one, names))
 
     async def hand_over_moved(self) -> None:
-        """Hand over the streams whose replica on this node is being moved away, if only this node's
-        leadership delays the move. Retries failed handovers a little later. Does not raise."""
+        """Hand over streams whose replica on this node is being moved away, if nothing else delays
+        the move. Retries failed handovers a little later. Does not raise."""
         now, gate = asyncio.get_running_loop().time(), asyncio.Semaphore(_AT_ONCE)
 
         async def give(name: str) -> None:
@@ -223,9 +223,8 @@ class Leadership:
             await asyncio.gather(*map(give, due))
 
     async def hand_over_refusing(self) -> None:
-        """Hand over the streams that cannot be written on this node, for example because the disk
-        is full, to a node that can write them. Retries failed handovers a little later. Does not
-        raise."""
+        """Hand over streams that this node cannot write, for example because its disk is full, to a
+        node that can write them. Retries failed handovers a little later. Does not raise."""
         now, gate = asyncio.get_running_loop().time(), asyncio.Semaphore(_AT_ONCE)
 
         async def give(name: str) -> None:
@@ -249,13 +248,14 @@ class Leadership:
             await asyncio.gather(*map(give, due))
 
     async def balance(self, interval_seconds: float, settled_seconds: float) -> None:
-        """Hand streams over to their first replica, one at a time, when this replica has been live
-        and in sync for `settled_seconds`. Runs until cancelled or until the node stops."""
+        """Hand streams over to their first replicas, one stream at a time. The first replica must
+        have been live and in sync for `settled_seconds`. Runs until cancelled or until the node
+        stops."""
         while True:
             await asyncio.sleep(interval_seconds)
             for name in self._misplaced(settled_seconds):
                 if self._handovers.is_stopping:
-                    return  # a stop hands over everything
+                    return  # when the node stops, all streams are handed over anyway
                 try:
                     await self.elect(name)
                 except LiftlogError as error:

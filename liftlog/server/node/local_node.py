@@ -26,9 +26,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """This node, from the point of view of its replicas. `link_to` returns the connection to
-    another node. `pace` limits the total rate at which followers catch up with the streams that
-    this node leads."""
+    """This node, as its replicas use it. `link_to` returns the connection to another node. `pace`
+    limits the total rate at which followers catch up with the streams that this node leads."""
 
     member: Member
     mirror: Mirror
@@ -46,9 +45,9 @@ class LocalNode:
     followed: dict[str, FollowedStream] = field(default_factory=dict)
     """The streams that this node follows, by name. Each replica keeps its own entry."""
     stirred: set[str] = field(default_factory=set)
-    """The streams that this node leads, and whose `Leader` may propose a change of the in-sync
+    """The streams that this node leads and whose `Leader` may propose a change of the in-sync
     set."""
     room: FetchRoom = field(default_factory=FetchRoom)
     """Memory for fetches, shared by all streams that this node follows."""
     warnings: RareWarnings = field(default_factory=partial(RareWarnings, logger))
-    """Limits the warnings about operations that are retried ten times a second."""
+    """Limits the number of warnings about operations that are retried ten times a second."""

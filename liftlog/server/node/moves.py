@@ -1,9 +1,9 @@
 """Moves replicas between nodes: moves a stream, drains a node, removes a node for good.
 
-A move is stored in the stream's record, and draining in the node's record, so they do not depend on
-one running node. The node that leads a stream continues the moves of the stream, and begins moves
-away from drained nodes. New replicas catch up outside the in-sync set. A leader whose own replica
-moves away hands over first.
+A move is stored in the stream's record, and a drain is stored in the node's record. So both
+continue even if a node stops. The node that leads a stream continues the stream's moves, and begins
+moves away from drained nodes. New replicas catch up outside the in-sync set. If the leader's own
+replica moves away, the leader hands over first.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from liftlog.server.node.placing import candidates, takers_text
 logger = logging.getLogger("liftlog.server.replication")
 
 _AT_ONCE = 8
-"""Maximum number of streams that a leader copies to new replicas at the same time, if the reason is
-that nodes are drained. `cluster.catch_up_rate` limits the total rate of these copies."""
+"""Maximum number of streams that a leader copies to new replicas at the same time because nodes are
+drained. `cluster.catch_up_rate` limits the total rate of these copies."""
 _MAX_NAMED = 5
 
 
 class Moves:
-    """Moves replicas. Belongs to the event loop. Each change is durable on return. A change may be
-    requested again without harm."""
+    """Moves replicas. Belongs to the event loop. Each change is durable on return. Requesting the
+    same change again does no harm."""
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
         self._stuck: dict[str, str] = {}
-        """Maps each stream that stays on a drained node to the reason."""
+        """Streams that stay on a drained node, and the reason for each."""
 
     async def move(self, name: str, target: Sequence[str]) -> None:
         """Begin to move a stream to the nodes `target`, the preferred leader first. Raises Conflict
@@ -99,7 +99,7 @@ class Moves:
 
     async def leave_drained(self, led: Iterable[str]) -> None:
         """Begin to move replicas of `led`, the streams that this node leads, away from drained
-        nodes, a few streams at a time. Does not raise: failed moves are retried."""
+        nodes. Moves a few streams at a time. Does not raise: failed moves are retried."""
         drained = {one.name for one in self._mirror.directory.nodes.values() if one.draining}
         if not drained:
             self._stuck.clear()
@@ -144,8 +144,8 @@ class Moves:
         return record
 
     async def _check_nodes(self, nodes: Sequence[str]) -> None:
-        """Raise InvalidArgument if a node does not exist. Reads the store if necessary,
-        because this node may not have received the record of a new node yet."""
+        """Raise InvalidArgument if a node does not exist. Reads the store if necessary, because
+        this node may not have received the record of a new node yet."""
         known = self._mirror.directory.nodes
         if not known.keys() >= set(nodes):
             await self._mirror.load()
@@ -186,7 +186,7 @@ class Moves:
 
     def _without(self, record: StreamMetadata, leaving: set[str]) -> tuple[str, ...]:
         """Return the nodes of the stream after the nodes `leaving` have left. If there are too few
-        other nodes, a system stream may have fewer replicas, and gets more again later. Raises
+        other nodes, a system stream may have fewer replicas, and gets more replicas later. Raises
         Conflict."""
         try:
             return replace_nodes(candidates(self._mirror), record.target, leaving)
@@ -206,8 +206,8 @@ class Moves:
 
 
 def _allowed(after: StreamMetadata | None) -> StreamMetadata | None:
-    """Return a changed record, after a check that the durability permits the record's number of
-    replicas, as at the creation of a stream. Raises InvalidArgument."""
+    """Return a changed record. As at the creation of a stream, first checks whether the durability
+    permits the record's number of replicas. Raises InvalidArgument."""
     durability = "fsync" if after is None else after.settings.get("durability", "fsync")
     if after is not None and durability != "fsync" and len(after.target) > 1:
         raise InvalidArgument(

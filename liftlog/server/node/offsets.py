@@ -1,7 +1,7 @@
 """The checkpoints of a cluster: the stream `_offsets`, and its table on the node that leads it.
 
-The first node creates the stream, which gets up to three replicas as nodes join. A new leader first
-waits until it has committed all records that earlier leaders committed. Then it loads the
+The first node creates the stream. As nodes join, the stream gets up to three replicas. A new leader
+first waits until it has committed all records that earlier leaders committed. Then it loads the
 checkpoints into memory. The other nodes forward requests to this leader.
 """
 
@@ -47,8 +47,8 @@ _MOST_REPLICAS = 3
 
 
 class ReplicatedOffsets:
-    """Serves the checkpoints while this node leads their stream. Belongs to the event loop; `run`
-    checks until it is cancelled. Create it before the broker has a link to NATS."""
+    """Serves the checkpoints while this node leads their stream. `run` checks this until it is
+    cancelled. Create the object before the broker has a link to NATS. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class ReplicatedOffsets:
         self._loading: ServedStream | None = None
         self._grow_at = self._ask_at = self._own_until = 0.0
         self._fitting: StreamMetadata | None = None
-        """The metadata of the checkpoints' stream at the last check that found its settings to be
-        right."""
+        """The metadata of the checkpoints' stream when its settings were last found to be
+        correct."""
         self._problem = ""
         receive_over_nats(broker, lambda: broker.checkpoints)
 
@@ -108,8 +108,8 @@ class ReplicatedOffsets:
     # --- the table ---
 
     async def _load(self, led: ServedStream) -> None:
-        """Serve the checkpoints when all records that a previous leader may have returned are
-        committed on this node."""
+        """Serve the checkpoints. First waits until all records that a previous leader may have
+        returned are committed on this node."""
         host = self._broker.hosts.get(OFFSETS_STREAM)
         if host is None or not host.is_leading or not led.leader.is_ready:
             return
@@ -118,8 +118,8 @@ class ReplicatedOffsets:
         if self._loading is not led:
             self._loading, self._own_until = led, now + _OWN_SECONDS
         if now < self._own_until:
-            # If this raises or times out, it is retried. Other consumers wait until `_own_until` at
-            # most.
+            # If this call raises or times out, it is retried. Meanwhile the clients of the
+            # checkpoints wait, until `_own_until` at most.
             async with asyncio.timeout(self._own_until - now):
                 await self._own.store_groups(host, table, subject_prefix(self._broker.settings))
         checkpoints = make_checkpoints(
@@ -144,9 +144,9 @@ class ReplicatedOffsets:
         logger.info("checkpoints-opened count=%d epoch=%d", len(table), led.leader.epoch)
 
     def _find(self, name: str) -> StreamHost | StreamBounds:
-        """Return the bounds for checking a checkpoint in the stream: from the log if this node
-        leads the stream, otherwise from the metadata. Raises StreamNotFound, StreamUnavailable,
-        NotReady."""
+        """Return the bounds for checking a checkpoint in the stream. They come from the log if this
+        node leads the stream, and from the metadata otherwise. Raises StreamNotFound,
+        StreamUnavailable, NotReady."""
         record = self._streams.view.known(name)
         if record is None or record.leader == self._streams.member.name:
             return self._broker.led_stream(name)
@@ -162,7 +162,7 @@ class ReplicatedOffsets:
     # --- lags ---
 
     def _ask_for_ends(self) -> None:
-        """Ask for the ends of the streams without a copy on this node."""
+        """Request the ends of the streams that have no copy on this node."""
         by_leader: dict[str, list[str]] = defaultdict(list)
         for name, record in self._streams.mirror.records.items():
             if record.leader is not None and not record.deleted and name not in self._broker.hosts:

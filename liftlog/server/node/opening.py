@@ -1,5 +1,5 @@
-"""The start of a node: loads the records that it has received before, finds the copies on its disk,
-and opens the streams."""
+"""The start of a node. Loads the records that the node received earlier, finds the copies on its
+disk, and opens the streams."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Opening:
 
     async def find_copies(self) -> None:
         """Find the copies on the disk, and remove copies whose creation was not completed. Call
-        this first. A later call could remove a copy that is just being created, together with
+        this method first: a later call could remove a copy that is just being created, including
         records that this node has confirmed."""
         self._on_disk = await asyncio.to_thread(self._node.data_dir.stream_names)
 
     async def open_streams(self) -> None:
-        """Read the records, and open the streams that this node has a copy of."""
+        """Read the records, and open the streams that have a copy on this node."""
         mirror, me = self._node.mirror, self._node.member.name
         await mirror.load()
         unknown = await asyncio.to_thread(

@@ -1,9 +1,9 @@
-"""A node's own checkpoints and consumer groups, from the time before it was a node, or from
-versions in which each node had its own checkpoints.
+"""A node's own checkpoints and consumer groups. They come from the time before it was a node, or
+from versions in which each node had its own checkpoints.
 
 The first start renames their stream. Later they are added to the checkpoints of the cluster. If a
-consumer has already committed in the cluster, its checkpoint in the cluster takes precedence, and
-so does a group that has already begun in the cluster.
+consumer has already committed in the cluster, its checkpoint in the cluster takes precedence. The
+same applies to a group that has already begun in the cluster.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class OwnCheckpoints:
 
     async def store_at(self, checkpoints: Checkpoints) -> None:
         """Store the checkpoints on this node, because it begins to lead the checkpoints of the
-        cluster. Call this before any consumer gets an answer: otherwise a consumer could be told
-        that it has no position. Raises errors that can be retried; the next attempt finds the
-        checkpoints that were stored."""
+        cluster. Call this before any consumer gets an answer, because without these checkpoints a
+        consumer could get the answer that it has no position. Raises errors that can be retried.
+        The next attempt finds the checkpoints that were stored."""
         for request, owner in await self._requests():
             try:
                 await _commit_here(checkpoints, request, owner)
@@ -150,7 +150,7 @@ async def _store(
         try:
             await _commit(broker, streams, request, owner)
         except CheckpointMoved:
-            return  # the consumer has moved on
+            return  # the consumer has already committed in the cluster
         except LiftlogError as error:
             if not error.retriable:
                 logger.warning(

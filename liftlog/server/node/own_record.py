@@ -1,5 +1,5 @@
-"""This node's own record in the metadata store: detects that another process has taken the record
-over, and restores the record if the store has lost it."""
+"""This node's own record in the metadata store. Detects that another process has taken over the
+record. Restores the record if the store has lost it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class OwnRecord:
 
     @property
     def is_displaced(self) -> bool:
-        """True if the record belongs to another process, which runs as this node."""
+        """True if the record belongs to another process that runs as this node."""
         return self._displaced.is_set()
 
     async def displaced(self) -> None:
-        """Wait until another process has registered itself as this node."""
+        """Wait until another process has registered as this node."""
         await self._displaced.wait()
 
     def yield_to_other(self) -> None:
@@ -75,7 +75,7 @@ class OwnRecord:
 
     async def tell_that_it_stops(self) -> None:
         """Store that this node is stopping, so that no leadership is handed over to it. Does not
-        raise: if the store does not answer in time, other nodes get this information when they
+        raise. If the store does not answer in time, other nodes get this information when they
         contact this node."""
 
         def step(value: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ class PeerService:
     # --- connections ---
 
     def peer_came(self, node: str) -> None:
-        """Note that a new connection of another node has identified itself."""
+        """Note that another node has identified itself on a new connection."""
         self._connections[node] = self._connections.get(node, 0) + 1
         self._node.hearing.connected(node)
         if node in self._node.mirror.directory.nodes:
@@ -68,7 +68,8 @@ class PeerService:
             led.lost(node)
 
     def connected(self, node: str) -> None:
-        """Notify the replicas that follow, because this node has reconnected to `node`."""
+        """Notify the replicas that follow another node, because this node has reconnected to
+        `node`."""
         for followed in list(self._node.followed.values()):
             followed.connected(node)
 

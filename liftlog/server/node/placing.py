@@ -48,8 +48,8 @@ def candidates(mirror: Mirror, coming: Iterable[Sequence[str]] = ()) -> list[Can
 
 
 class NewStreams:
-    """Creates replicated streams. Belongs to the event loop. Many streams may be created at
-    once."""
+    """Creates replicated streams. Belongs to the event loop. Many streams can be created at the
+    same time."""
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
@@ -59,8 +59,9 @@ class NewStreams:
     async def create(
         self, name: str, settings: StreamSettings, *, origin: str, is_system: bool = False
     ) -> StreamMetadata:
-        """Create a stream on nodes that are live and not drained; returns its record, or the record
-        that already exists. Raises Conflict if there are too few nodes, MetadataUnavailable."""
+        """Create a stream on nodes that are live and not drained. Returns its record, or the record
+        that already exists. Raises Conflict if there are too few nodes. Raises
+        MetadataUnavailable."""
         directory = self._mirror.directory
         nodes = candidates(self._mirror, self._coming.values())
         try:
@@ -118,7 +119,7 @@ class NewStreams:
                 elif not isinstance(result, LiftlogError):
                     raise result
                 elif isinstance(result, InvalidArgument):
-                    del missing[name]  # this error is permanent
+                    del missing[name]  # a retry would fail with the same error
                     logger.error("stream-not-created stream=%s error=%s", name, result)
                 else:
                     missing[name] = missing.pop(name)  # try the other streams first

@@ -26,8 +26,8 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _LEAVE_SECONDS = 5.0
 _STALLED_SECONDS = 1.0
-"""A task that has been blocked on the disk for longer than this time (in seconds) can no longer end
-its role in time."""
+"""If a task has been blocked on the disk for longer than this time (in seconds), it can no longer
+end its role in time."""
 
 
 class Replica:
@@ -41,14 +41,14 @@ class Replica:
         self.copy = CopyOnDisk(name, node)
         self.role = Role(name, node, self.copy, self.wake)
         self._remembered: tuple[object, ...] = ()
-        """Leader, replicas and in-sync set, as stored on this node's disk."""
+        """The leader, replicas and in-sync set that this node's disk has stored."""
         self._remembers_since: float | None = None
-        """Time at which the current write of the leader, replicas and in-sync set to the disk
-        began; None if no write is running."""
+        """The time at which the current write of leader, replicas and in-sync set to the disk
+        began; None if no write is in progress."""
         self._wake = asyncio.Event()
         self.opened = asyncio.Event()
-        """Event that is set when the log of the newest stream of this name was opened, or could not
-        be opened."""
+        """Event that is set when the log of the newest stream of this name was opened, or when
+        opening it has failed."""
         self._newest = self._looked_at = ""  # incarnations
         self._done_version = 0
         self._doing: list[tuple[int, asyncio.Future[None]]] = []
@@ -72,14 +72,14 @@ class Replica:
         no step waits."""
         host, since = self._node.hosts.hosts.get(self.name), self._remembers_since
         if since is None and (host is None or not host.turns.is_taken):
-            return 0.0  # this is called once a second for each of a thousand streams
+            return 0.0  # this property is read once a second for each of a thousand streams
         seconds = 0.0 if host is None else host.turns.taken_seconds
         return seconds if since is None else max(seconds, time.monotonic() - since)
 
     def _stop_taking_messages(self) -> None:
-        """Stop receiving messages, because another node leads and the disk of this node hangs. The
-        role can end only when the disk responds again. Until then this node would receive messages
-        in place of other members of the queue group, and never answer them."""
+        """Stop receiving messages, because another node leads and this node's disk hangs. The role
+        can end only when the disk responds again. Until then, this node would receive messages in
+        place of other members of the queue group, and would never answer them."""
         host = self._node.hosts.hosts.get(self.name)
         if self.role.led is not None and host is not None:
             self.role.stop_leading("another node leads")
@@ -89,8 +89,8 @@ class Replica:
         await self._node.hosts.attachments.detach(host)
 
     def wake(self) -> None:
-        """Check the record again, because the stream may have waited for the event that has just
-        happened."""
+        """Check the record again, because an event has occurred that the stream may have waited
+        for."""
         self._wake.set()
 
     def stand_aside(self) -> None:
@@ -99,13 +99,13 @@ class Replica:
         self._wake.set()
 
     def copy_again(self) -> None:
-        """Drop the copy on this node, and fetch it again from the leader, as soon as another node
-        leads and acks do not need this copy."""
+        """Drop the copy on this node, and fetch it again from the leader. This is done as soon as
+        another node leads and acks do not need this copy."""
         self._is_to_copy_again = True
         self._wake.set()
 
     def give_up(self, stored: StreamMetadata) -> None:
-        """Discard this node's record of the stream, and adopt `stored` or a successor of it, with
+        """Discard this node's record of the stream. Adopt `stored` or a successor of `stored`, with
         an empty copy."""
         self._goes_over_to = stored
         self._wake.set()
@@ -132,10 +132,10 @@ class Replica:
 
     async def run(self) -> bool:
         """Follow the record. Returns True when the stream has left this node. Returns False when
-        the node stops or stands aside. Also returns False after a defect, which is then in
+        the node stops or stands aside. Also returns False after a defect; the defect is then in
         `hosts.broken`."""
         pause, broken, told = _FIRST_PAUSE_SECONDS, self._node.hosts.broken, ""
-        await self._node.hosts.journal.was_opened()  # each role needs the states of consumers
+        await self._node.hosts.journal.was_opened()  # every role needs the states of the consumers
         while not self._ends():
             self._wake.clear()
             try:
@@ -173,11 +173,12 @@ class Replica:
 
     async def _stop_being_waited_for(self) -> None:
         """Leave the in-sync set if this node cannot follow the leader because its disk is full or
-        fails. Otherwise acks of the leader would wait for this node until `lag_max`. The leader
-        adds this node again when its fetches have caught up. Does not raise LiftlogError."""
+        fails. Otherwise acks of the leader would wait for this node until `lag_max`. When the
+        fetches of this node have caught up, the leader adds this node again. Does not raise
+        LiftlogError."""
         known = self._node.mirror.records.get(self.name)
         if self.role.followed is not None or known is None or self._me not in known.isr:
-            return  # if it fetches, its requests tell the leader that the disk is full
+            return  # a node that fetches reports the full disk to the leader in its requests
 
         def step(present: StreamMetadata) -> StreamMetadata | None:
             if self._me not in present.isr or present.leader in (None, self._me):
@@ -194,10 +195,10 @@ class Replica:
             await self._node.handovers.have_look(record.leader, record)
 
     async def _follow_record(self) -> bool:
-        """Take the role of the record once; return True if the stream has left this node."""
+        """Take the role in the record once. Returns True if the stream has left this node."""
         if self._goes_over_to is not None:
             stored, self._goes_over_to = self._goes_over_to, None
-            self.wake()  # then act on the record again, whatever the result
+            self.wake()  # after this wait, apply the record again, whatever the result is
             await self.role.end()
             await self.copy.go_over(stored)
             return False
@@ -207,7 +208,7 @@ class Replica:
         self._looked_at = record.incarnation
         host = self._node.hosts.hosts.get(self.name)
         if host is not None and host.log.incarnation != record.incarnation:
-            await self.role.end()  # it was deleted and created again
+            await self.role.end()  # the stream was deleted and created again
             self._node.hosts.journal.stream_deleted(host.log.incarnation)
         resigned = self.role.resigned_epoch(record.incarnation)
         wanted = role_of(record, self._me, self._node.member.start, resigned_epoch=resigned)
@@ -223,7 +224,7 @@ class Replica:
         elif isinstance(wanted, Lead):
             await self.role.lead(record, wanted.epoch)
         elif isinstance(wanted, Follow) and await self._may_drop_copy(record):
-            self.wake()  # then act on the record again, whatever the result
+            self.wake()  # after this wait, apply the record again, whatever the result is
             await self.role.end()
             await self.copy.drop(record)
             return False
@@ -234,16 +235,16 @@ class Replica:
         return False
 
     async def _may_drop_copy(self, record: StreamMetadata) -> bool:
-        """Return True if the copy must be dropped, and can be dropped."""
+        """Return True if the copy must be dropped and can be dropped now."""
         if not self._is_to_copy_again:
             return False
         self._is_to_copy_again = False  # a caller that still needs the new copy asks again
         return await self.copy.may_drop(record)
 
     async def _remember(self, record: StreamMetadata) -> None:
-        """Store the record on this node, before the node follows another leader, or relies on other
-        replicas or another in-sync set. So this node still has the record if the metadata store
-        loses it, even after a restart."""
+        """Store the record on this node. This happens before the node follows another leader, or
+        relies on other replicas or another in-sync set. So this node still has the record if the
+        metadata store loses it, even after a restart."""
         place = (
             *(record.incarnation, record.leader_epoch, record.leader, record.replicas),
             *(record.isr, record.eligible),
@@ -261,7 +262,7 @@ class Replica:
         longer waits for this node, unless the change could not be stored. Does not raise."""
         known = self._node.mirror.records.get(self.name)
         if known is not None and not known.deleted:
-            # First act on a newest record that makes this node a follower: otherwise acks of the
+            # First apply the newest record if it makes this node a follower. Otherwise acks of the
             # stream would wait for this node.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
@@ -283,6 +284,6 @@ class Replica:
         followed = self.role.followed
         if followed is not None:
             followed.close()  # a fetch would put this node back into the in-sync set
-        # Acks wait for this node until the leader has received that.
+        # Acks wait for this node until the leader has received this change.
         if record is not None and record.leader not in (None, self._me):
             await self._node.handovers.have_look(str(record.leader), record)

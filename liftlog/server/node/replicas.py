@@ -16,8 +16,8 @@ _CHANGES_AT_ONCE = 64
 class Replicas:
     """The replicas by the names of their streams. Belongs to the event loop.
 
-    A replica is in `by_name` while its task runs: from the first record that concerns this node
-    until the copy is removed. When a node is about to stop, no replica is added any more.
+    A replica is in `by_name` while its task runs. The task runs from the first record that concerns
+    this node until the copy is removed. When the node is about to stop, no more replicas are added.
     """
 
     def __init__(self, node: LocalNode) -> None:
@@ -29,7 +29,7 @@ class Replicas:
         """Called with a newer record of a stream."""
         replica = self.by_name.get(record.name)
         if replica is None:
-            # This node may have been down when the stream was deleted, or moved.
+            # This node may have been down when the stream was deleted or moved.
             if self.is_stopping or not record.concerns(self._node.member.name):
                 return
             replica = self._add(record.name)
@@ -49,14 +49,14 @@ class Replicas:
     async def _follow(self, replica: Replica) -> None:
         if await replica.run():
             del self.by_name[replica.name]
-            # The stream may have been created again meanwhile.
+            # The stream may have been created again in the meantime.
             record = self._node.mirror.records.get(replica.name)
             if record is not None:
                 self.record_changed(record)
             replica.opened.set()
 
     def wake(self) -> None:
-        """Wake all replicas, because a node was added or removed, and a stream may wait for such a
+        """Wake all replicas, because a node was added or removed. A stream may wait for such a
         change."""
         for replica in self.by_name.values():
             replica.wake()
@@ -64,9 +64,8 @@ class Replicas:
     # --- copies that are of no use ---
 
     def copy_again(self, name: str) -> bool:
-        """Fetch the copy again as a whole, because it has damage that cannot be repaired from other
-        replicas. Return True if this node leads the stream, and has to hand the stream over
-        first."""
+        """Fetch the whole copy again, because it has damage that other replicas cannot repair.
+        Return True if this node leads the stream, and must hand the stream over first."""
         replica = self.by_name.get(name)
         if replica is None:
             return False
@@ -91,7 +90,8 @@ class Replicas:
     # --- the start ---
 
     async def all_opened(self) -> None:
-        """Wait until each copy that now exists on this node was opened, or could not be opened."""
+        """Wait until each copy that exists on this node at the time of the call was opened, or
+        could not be opened."""
         opening = [one.opened for one in self.by_name.values()]
         await asyncio.gather(*(one.wait() for one in opening))
 
@@ -101,7 +101,8 @@ class Replicas:
         replica = self.by_name.get(name)
         while replica is not None:
             await replica.opened.wait()
-            # The replica may have been removed, and replaced by that of a stream of the same name.
+            # The replica may have been removed and replaced by the replica of a new stream with the
+            # same name.
             before, replica = replica, self.by_name.get(name)
             if replica is before:
                 return
@@ -109,11 +110,11 @@ class Replicas:
     # --- the end ---
 
     async def leave(self) -> None:
-        """Remove this node from the in-sync sets, and resign from all streams."""
+        """Remove this node from the in-sync sets, and resign the leadership of all streams."""
         gate = asyncio.Semaphore(_CHANGES_AT_ONCE)
 
         async def leave(one: Replica) -> None:
-            async with gate:  # so that the slowest stream does not delay the others
+            async with gate:  # in parallel, so that the slowest stream does not delay the others
                 await one.leave()
 
         await asyncio.gather(*map(leave, list(self.by_name.values())))

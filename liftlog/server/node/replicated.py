@@ -156,8 +156,8 @@ class ReplicatedStreams:
         return self.candidacy.is_electing or self.handovers.is_taking
 
     def _followed_hosts(self, names: Collection[str] | None) -> list[StreamHost]:
-        """Return the hosts of followed streams, including hosts between two roles; with `names`,
-        only the hosts of these streams."""
+        """Return the hosts of followed streams, including hosts between two roles. If `names` is
+        given, return only the hosts of these streams."""
         hosts = self._node.hosts.hosts
         some = hosts.values() if names is None else filter(None, map(hosts.get, names))
         return [host for host in some if not host.is_leading]
@@ -175,12 +175,12 @@ class ReplicatedStreams:
 
     @property
     def led(self) -> Mapping[str, ServedStream]:
-        """The streams that this node leads now; the mapping changes when a role changes."""
+        """The streams that this node leads now. The mapping changes when a role changes."""
         return self._node.led
 
     @property
     def followed(self) -> Mapping[str, FollowedStream]:
-        """The streams that this node follows now; the mapping changes when a role changes."""
+        """The streams that this node follows now. The mapping changes when a role changes."""
         return self._node.followed
 
     def conditions(self) -> Iterable[Condition]:
@@ -211,7 +211,7 @@ class ReplicatedStreams:
 
     def stand_aside(self) -> None:
         """Accept no more messages, and change no record, because another process now runs as this
-        node. Records that name this node refer to that process."""
+        node. Records that name this node mean that process."""
         self.own_record.yield_to_other()
         self._add_nothing()
         self.replicas.stand_aside()
@@ -222,7 +222,7 @@ class ReplicatedStreams:
         self.replicas.is_stopping = self.handovers.is_stopping = True
 
     async def prepare_to_stop(self) -> None:
-        """Hand over all streams, and notify the other nodes that they must hand over no streams to
+        """Hand over all streams, and notify the other nodes that they must not hand over streams to
         this node. Does not raise."""
         self.candidacy.stand_down()
         if self.own_record.is_displaced:
@@ -231,12 +231,12 @@ class ReplicatedStreams:
         await self.leadership.hand_over_all()
 
     async def leave(self) -> None:
-        """Leave the in-sync sets before a planned stop: after that no leader waits for this node,
-        and the streams that it led get another leader."""
+        """Leave the in-sync sets before a planned stop. After that no leader waits for this node,
+        and the streams that it led get other leaders."""
         self._add_nothing()
         if self.own_record.is_displaced:
             return
-        await self.own_record.tell_that_it_stops()  # so that no later request adds it again
+        await self.own_record.tell_that_it_stops()  # so that no later request adds this node again
         await self.replicas.leave()
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
 """The role of one replicated stream on this node: leader or follower.
 
-A role has ended when none of its operations uses the log. The next role continues with the same
-open log, and with a new host. If the state of the log is uncertain, the log is closed between the
-two roles, and opened again.
+A role has ended when none of its operations uses the log any more. The next role uses the same open
+log, and a new host. If the state of the log is uncertain, the log is closed and opened again
+between the two roles.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Role:
 
         def begin() -> None:
             if log.log_end_offset < record.log_start:
-                # The copies that had more records are lost. New messages must not get offsets below
-                # a log start that an administrator has set.
+                # The copies with more records are lost. New messages must not get offsets below a
+                # log start that an administrator has set.
                 log.truncate_prefix(record.log_start)
             log.writer.begin_epoch(epoch)
 
@@ -133,7 +133,7 @@ class Role:
     def _leader_of(self, record: StreamMetadata, log: Log, consumers: Collection[str]) -> Leader:
         """Create the leader for the epoch of the record. The log has begun this epoch."""
         epoch = record.leader_epoch
-        # Every change of the side state until the next role belongs to this epoch.
+        # Each change of the side state belongs to this epoch until the next role begins.
         log.leases.number(partial(side_state.begin, epoch), partial(side_state.following, epoch))
         return Leader(
             record,
@@ -156,7 +156,7 @@ class Role:
 
     def _may_lead_on(self, epoch: int) -> bool:
         """Return True if this node leads in the epoch directly before the record's epoch, and still
-        accepts messages. Returns False during a handover, because a handover belongs to one
+        accepts messages. Return False during a handover, because a handover belongs to one
         epoch."""
         host = self._node.hosts.hosts.get(self.name)
         return (
@@ -169,8 +169,8 @@ class Role:
         )
 
     async def _lead_on(self, record: StreamMetadata) -> None:
-        """Continue as leader after replicas were added or removed, without an interruption for
-        publishers. The log, the subscription, and the messages that wait for followers stay."""
+        """Continue as leader after replicas were added or removed. Publishers are not interrupted:
+        the log, the subscription, and the messages that wait for followers stay."""
         led, host = self.led, self._node.hosts.hosts[self.name]
         assert led is not None
         log, epoch = host.log, record.leader_epoch
@@ -182,13 +182,13 @@ class Role:
             led.lead_on(leader, partial(self._ended, record.incarnation, epoch))
             self._node.stirred.add(self.name)
             self._lose_silent(led, record)
-            host.adopt(host.settings)  # batches contain the epoch
+            host.adopt(host.settings)  # needed because batches contain the epoch
             host.commit_up_to(leader.local(log.durable_end_offset))
 
         try:
             await host.exclusively(lambda: log.writer.begin_epoch(epoch), begin)
         except LiftlogError:
-            self.stop()  # the replica then ends the role, and begins a new one
+            self.stop()  # the replica then ends this role, and begins a new one
             raise
         if led.leader.epoch != epoch:  # it stepped down in the meantime
             await self._begin_to_lead(record)
@@ -196,9 +196,9 @@ class Role:
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
     def _ended(self, incarnation: str, epoch: int, reason: str) -> None:
-        """Note that this node has stopped leading in this epoch. This node will not lead in this
-        epoch again, even if the record still names this node. The epochs of a stream that is
-        created again are independent of the epochs before."""
+        """Note that this node has stopped leading in this epoch. It will not lead in this epoch
+        again, even if the record still names it. If a stream is created again, its epochs are
+        independent of the earlier epochs."""
         self._resigned = (incarnation, max(self.resigned_epoch(incarnation), epoch))
         record = self._node.mirror.records[self.name]
         present = (record.incarnation, record.leader, record.leader_epoch)
@@ -270,15 +270,14 @@ class Role:
         )
 
     def look_again(self) -> None:
-        """Read the record, because there may be a newer version of it. Only one read runs at a
-        time."""
+        """Read the record, because there may be a newer version. Only one read runs at a time."""
         if not self._is_reading:
             self._is_reading = True
             self._node.spawn(self._read_record())
 
     async def _read_record(self) -> None:
-        """Read the record. Retried until the store answers, because nothing else triggers the
-        read."""
+        """Read the record. The read is retried until the store answers, because nothing else
+        triggers it."""
         pause = _FIRST_PAUSE_SECONDS
         try:
             while self.followed is not None or self.led is not None:
@@ -307,7 +306,7 @@ class Role:
         return await self._copy.open_for_role(record)
 
     async def _change_log(self, change: Callable[[], object]) -> None:
-        """Change the log between two roles, in a thread."""
+        """Change the log between two roles. The change runs in a thread."""
         host = self._node.hosts.hosts.get(self.name)
         if host is None:
             await asyncio.to_thread(change)
@@ -367,12 +366,12 @@ class Role:
     # --- the in-sync set ---
 
     def change_due(self) -> Change | None:
-        """Return a change of the in-sync set that is due, or None."""
+        """Return a change of the in-sync set that is due; None if none is due."""
         led = self.led
         if led is None:
             return None
         try:
-            led.side_changed()  # leases also end without a request
+            led.side_changed()  # leases also end by themselves, without a request
             if self._is_to_truncate(led):
                 self._wake()
             return led.propose(self._node.mirror.directory.stopping)
@@ -382,7 +381,7 @@ class Role:
 
     def _is_to_truncate(self, led: ServedStream) -> bool:
         """Return True if this node has committed records below the log start that an administrator
-        has set. Such records exist if a new leader read the record before its log was long enough
+        has set. Such records exist if a new leader read the record when its log was still too short
         for the truncation."""
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
@@ -394,11 +393,12 @@ class Role:
         """Try to commit this change of the in-sync set."""
         try:
             await self._node.mirror.commit(change)
-        except LiftlogError as error:  # as above
+        except LiftlogError as error:  # an error of one stream must not end the task of all
             self._node.warnings.warn("in-sync-set-unchanged stream=%s error=%s", self.name, error)
 
     async def let_tombstones_go(self, forget_after_seconds: float) -> None:
-        """Allow compaction, on all nodes, to remove the tombstones that every replica has."""
+        """Allow compaction, on all nodes, to remove the tombstones that every replica has
+        received."""
         led, host = self.led, self._node.hosts.hosts.get(self.name)
         if led is None or host is None or compaction_of(host.settings) is None:
             return
@@ -425,7 +425,7 @@ class Role:
 
 
 def _end_lead(log: Log) -> None:
-    """End the leadership in the log. The node has confirmed all records of the log as a follower,
-    so all of them must be durable. Blocking."""
+    """End the leadership in the log. As a follower, this node has then confirmed all records of the
+    log, so all of them must be durable. Blocking."""
     log.writer.note_acked(log.sync())
     log.leases.follow()

@@ -15,8 +15,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 
 class RecordedSettings:
-    """The parsed settings of all streams. `on_change` is called after each change. The function is
-    also called for streams without a copy on this node, because their subjects may overlap with the
+    """The parsed settings of all streams. `on_change` is called after each change. It is also
+    called for streams without a copy on this node, because their subjects may overlap with the
     subjects of this node's streams."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -35,6 +35,6 @@ class RecordedSettings:
             self._raw[name] = record.settings
             try:
                 self.by_stream[name] = settings_of(record)
-            except LiftlogError as error:  # written by a newer version: the previous settings stay
+            except LiftlogError as error:  # written by a newer version: keep the old ones
                 logger.warning("settings-not-read stream=%s error=%s", name, error)
             self._on_change()

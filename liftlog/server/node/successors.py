@@ -13,18 +13,19 @@ from liftlog.server.metadata.mirror import Mirror
 logger = logging.getLogger("liftlog.server.replication")
 
 _MOST_INCARNATIONS = 16
-"""Limit for one stream. If there are more incarnations, a client gets its answer slightly later."""
+"""Maximum number of incarnations that are stored for one stream. If there are more, a client gets
+its answer slightly later."""
 
 
 class _Gone(NamedTuple):
-    """Epochs and incarnations that were missing in the store at the time when the stream's record
-    had this `incarnation` and `leader_epoch`."""
+    """Epochs and incarnations that the store did not have at a certain time. At that time the
+    stream's record had this `incarnation` and `leader_epoch`."""
 
     incarnation: str = ""
     leader_epoch: int = 0
     epoch: int = 0
-    """The highest epoch that is missing: the metadata store lacks the epochs above `leader_epoch`,
-    up to and including `epoch`."""
+    """The highest missing epoch: the store has none of the epochs from `leader_epoch` + 1 to
+    `epoch`."""
     incarnations: tuple[str, ...] = ()
 
 
@@ -32,13 +33,16 @@ class Successors:
     """Checks clients that have read from a newer leader. Belongs to the event loop; `spawn` starts
     a task.
 
-    A leader that was disconnected from the other nodes may not know yet that it was replaced, or
-    that its stream was deleted and created again. If it answered such a client that the client's
-    records do not exist, the client would discard the records. This answer is right only in two
-    cases. The metadata store always has the newest record, and so shows these cases. If the store
-    has another incarnation, the client has read an earlier stream of this name. If the store lacks
-    the client's epoch, an operator has restored the metadata without the nodes that had newer
-    metadata.
+    A leader that was disconnected from the other nodes may have been replaced, or its stream may
+    have been deleted and created again. If it answered such a client that the client's records do
+    not exist, the client would discard the records. This answer is correct only in two cases:
+
+    - The client has read an earlier stream of this name. The store then has another incarnation.
+    - An operator has restored the metadata without the nodes that had newer metadata. The store
+      then lacks the client's epoch.
+
+    The metadata store always has the newest record. Therefore this class reads the store to detect
+    these cases.
     """
 
     def __init__(self, mirror: Mirror, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
@@ -59,9 +63,9 @@ class Successors:
             )
 
     def check_incarnation(self, name: str, present: str, wanted: str) -> None:
-        """Check a client that has read the incarnation `wanted` of this stream, while the stream on
-        this node has the incarnation `present`. Raises NotLeader unless the record or the store
-        shows that `wanted` is an earlier incarnation."""
+        """Check a client that has read the incarnation `wanted` of a stream. On this node, the
+        stream has the incarnation `present`. Raises NotLeader unless the record or the store shows
+        that `wanted` is an earlier incarnation."""
         record = self._mirror.records[name]
         if record.incarnation == present:
             if wanted in record.former or wanted in self._known_gone(name).incarnations:
@@ -87,7 +91,7 @@ class Successors:
         try:
             record = await self._mirror.confirmed(name)
             if record is None or record != self._mirror.records.get(name):
-                return  # a newer record exists; clients that retry are answered by it
+                return  # a newer record exists; when the client retries, that record is used
             gone = self._known_gone(name)
             if isinstance(what, str):
                 if what != record.incarnation:

@@ -1,4 +1,4 @@
-"""The periodic work of a node: commits changes of in-sync sets, moves replicas and leaderships,
+"""The periodic work of a node. It commits changes of in-sync sets, moves replicas and leaderships,
 removes the records of deleted streams, and allows compaction to remove tombstones."""
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Upkeep:
         """Commit the changes of in-sync sets that are due, until cancelled."""
         for turn in itertools.count():
             await asyncio.sleep(_PROPOSE_SECONDS)
-            # Changes that become due only with time are checked less often.
+            # Changes that become due only by the passage of time are checked less often.
             due = self._changes_due(for_all=turn % _SIDE_TURNS == 0)
-            # If a node dies, it is missing in all streams at once, and the acks of each stream wait
-            # for this change.
+            # If a node dies, it leaves the in-sync sets of all streams at once. The acks of each
+            # stream wait for this change.
             for start in range(0, len(due), _CHANGES_AT_ONCE):
                 some = due[start : start + _CHANGES_AT_ONCE]
                 await asyncio.gather(*(replica.role.commit(change) for replica, change in some))
 
     def _changes_due(self, *, for_all: bool) -> list[tuple[Replica, Change]]:
-        """Return the changes of in-sync sets that are due, for all streams that this node leads, or
-        only for streams whose `Leader` may propose a change."""
+        """Return the changes of in-sync sets that are due. If `for_all` is true, all streams that
+        this node leads are examined; otherwise only streams whose `Leader` may propose a change."""
         stirred, due = self._node.stirred, []
         names = list(self._node.led if for_all else stirred)
         stirred.clear()
@@ -66,9 +66,12 @@ class Upkeep:
         return due
 
     async def keep_placed(self) -> None:
-        """Do the following at intervals, until cancelled: begin the moves that drained nodes need,
-        hand over streams whose moves wait for a handover, and hand over streams whose messages this
-        node cannot store."""
+        """Do the following at intervals, until cancelled:
+
+        - begin the moves that drained nodes need
+        - hand over streams whose moves wait for a handover
+        - hand over streams whose messages this node cannot store
+        """
         while True:
             await asyncio.sleep(_PLACE_SECONDS)
             await self._moves.leave_drained(self._node.led)
@@ -77,7 +80,8 @@ class Upkeep:
 
     async def purge_deleted(self, after_seconds: float) -> None:
         """Remove records of deleted streams, until cancelled. A record is kept for some time after
-        the last node has removed its copy, because late notices may arrive until then."""
+        the last node has removed its copy, because late notifications may arrive during this
+        time."""
         since: dict[tuple[str, str], float] = {}
         while True:
             now = asyncio.get_running_loop().time()

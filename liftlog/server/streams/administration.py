@@ -1,7 +1,8 @@
 """Changes of streams while they run, and leases on them.
 
-This code runs on the event loop; its log calls run in a writer thread while no commit of the stream
-is in flight (`StreamHost.exclusively`). A change of a stream is durable before it takes effect.
+This code runs on the event loop. Its calls of the log run in a writer thread, at a time when no
+commit of the stream is in flight (`StreamHost.exclusively`). A change of a stream is durable before
+it takes effect.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ running job."""
 
 class Administration:
     """Changes streams. Belongs to the event loop. Its methods raise LiftlogErrors. If a call is
-    cancelled, its change has taken effect completely or not at all when the call ends, unless the
-    disk stalls."""
+    cancelled, its change has either taken effect completely or not at all when the call ends,
+    unless the disk stalls."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Administration:
         now_ns: Callable[[], int],
         ages_are_judged: Callable[[], bool],
     ) -> None:
-        """`now_ns` is the clock that determines ages."""
+        """`now_ns` is the clock from which the ages of records are computed."""
         self._hosted = hosted
         self._catalog = catalog
         self._now_ns = now_ns
@@ -93,15 +94,19 @@ class Administration:
         allow_deletion: bool = False,
     ) -> StreamUpdate:
         """Change the given settings; other settings do not change. The change is durable and in
-        effect on return. If the change depends on the current settings, pass a function of these
-        settings, so that no other change can come in between.
+        effect on return. If the change depends on the current settings, pass a function that
+        computes it from them. Then no other change can occur between the read and the change.
 
-        Raises InvalidArgument for a bad value or a setting that cannot be changed, and Conflict for
-        a stream of the configuration file. Raises NatsRefused, without a change, if NATS refuses
-        the subjects. Raises NatsUnavailable if NATS does not answer; in this case the subjects are
-        changed, and the subscription is made as soon as possible. Without `allow_deletion`, also
-        raises Conflict if the new limits would remove more than a tenth of the stream. With
-        `dry_run` nothing changes, but all errors except NatsUnavailable are raised.
+        Errors:
+
+        - InvalidArgument: a value is bad, or a setting cannot be changed.
+        - Conflict: the stream comes from the configuration file. Without `allow_deletion`, also if
+          the new limits would remove more than a tenth of the stream.
+        - NatsRefused: NATS refuses the subjects. Nothing is changed.
+        - NatsUnavailable: NATS does not answer. The subjects are changed, and the subscription is
+          made as soon as possible.
+
+        With `dry_run`, nothing changes, but all errors except NatsUnavailable are raised.
         """
         host = self.changeable(name)
         async with self.lock_of(host):
@@ -147,8 +152,8 @@ class Administration:
         return await self._switch(name, "paused", on=False)
 
     async def set_read_only(self, name: str, on: bool) -> StreamInfo:
-        """Make a stream read-only or writable. Like `pause` and `resume`, but the refusal says that
-        it is permanent."""
+        """Make a stream read-only or writable. The effect is like `pause` and `resume`, but the
+        error for publishers states that the refusal is permanent."""
         return await self._switch(name, "read_only", on=on)
 
     async def _switch(self, name: str, switch: str, *, on: bool) -> StreamInfo:
@@ -173,9 +178,9 @@ class Administration:
             ) from None
 
     async def _decide(self, host: StreamHost, wanted: StreamSettings) -> RetentionDecision | None:
-        """Return the decision about the records that the limits no longer allow. The decision
-        includes records that a lease or a jump of the clock keeps for now, because the user will
-        not be asked again when these records are deleted."""
+        """Return the decision about the records that exceed the limits. The decision includes
+        records that a lease or a jump of the clock keeps for now, because the user will not be
+        asked again when these records are deleted."""
         now_ns = self._now_ns()
         return await asyncio.to_thread(
             decide_retention, host.log, wanted, now_ns, after_leases=True
@@ -194,17 +199,18 @@ class Administration:
     ) -> None:
         """Store the settings, then put them into effect.
 
-        `store` and `adopt` are the two halves of one exclusive call. If `store` fails, neither the
-        manifest nor the settings in memory change. If the daemon is killed between `store` and
-        `adopt`, the next start uses the new settings; in this case no client has received an error.
-        After a successful `store`, `adopt` runs even if the caller is cancelled.
+        `store` and `adopt` run one after the other in one exclusive call. If `store` fails, neither
+        the manifest nor the settings in memory change. After a successful `store`, `adopt` runs
+        even if the caller is cancelled. If the daemon is killed between the two, the next start
+        uses the new settings, and no client has received an error.
         """
         hosted, log = self._hosted, host.log
         overrides = _overridden(host, found) if host.origin == "config" else host.overrides
 
         def store() -> None:
             if wanted.durability != host.settings.durability:
-                log.sync()  # records that were acked early, or are not synced yet
+                # Makes records durable that were acked before their sync, or are not synced yet.
+                log.sync()
             log.structure.set_metadata(host.metadata(wanted, overrides))
 
         def adopt() -> None:
@@ -238,7 +244,8 @@ class Administration:
 
         def truncate() -> int:
             now_ns = self._now_ns()
-            # A compaction pass reads old files, and would start over each time they are deleted.
+            # A compaction pass reads the old files. It would start again each time its files are
+            # deleted.
             files = not host.rewriting
             return truncate_before(host.log, offset, host.settings, now_ns, delete_files=files)
 
@@ -290,13 +297,13 @@ class Administration:
         return host
 
     def lock_of(self, host: StreamHost) -> asyncio.Lock:
-        """Return the lock under which the settings of a stream change. Changes run one at a time,
-        and each change is based on the result of the previous one."""
+        """Return the lock that must be held while the settings of a stream change. Changes run one
+        at a time, and each change is based on the result of the previous one."""
         return self._locks.setdefault(host, asyncio.Lock())
 
 
 def _overridden(host: StreamHost, found: list[Difference]) -> dict[str, list[Any]]:
-    """Return the overrides of the configuration file after this change; see `Overrides`."""
+    """Return the overrides of the configuration file (see `Overrides`) after this change."""
     overrides = dict(host.overrides)
     for path, old, new in found:
         in_file = overrides.get(path, [old])[0]

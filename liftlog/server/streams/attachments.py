@@ -53,7 +53,7 @@ class Attachments:
     # --- attaching ---
 
     def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
-        """Attach a system stream, whose messages are passed to `receive`. Call this before
+        """Attach a system stream. Its messages are passed to `receive`. Call this before
         `set_link`. If the stream is not required, the daemon is ready even if NATS refuses the
         subscription."""
         self._own_receivers[name] = receive
@@ -99,7 +99,8 @@ class Attachments:
 
     async def detach(self, host: StreamHost) -> bool:
         """Unsubscribe, and wait until no more messages can arrive. Returns False if NATS has not
-        confirmed the end of the subscription. In this case some messages may have been missed."""
+        confirmed the end of the subscription. In this case the stream may have missed some
+        messages."""
         self._relays.pop(host.name, None)
         wanted = self._subscriptions.pop(host.name, None)
         if self._link is None or wanted is None:
@@ -156,7 +157,7 @@ class Attachments:
         relay, wanted = self._relays.get(host.name), self._subscriptions.get(host.name)
         if relay is None or wanted is None or not wanted.confirmed:
             return False
-        if wanted.subjects != host.settings.subjects:  # changed during the move
+        if wanted.subjects != host.settings.subjects:  # the subjects were changed during the move
             return False
         receive = self._own_receivers.get(host.name) or self._intake.receiver(host)
         if not relay.take(host.log.log_end_offset, receive):
@@ -178,7 +179,7 @@ class Attachments:
         return host.is_leading and self.is_recorded(host)
 
     def is_attached(self, host: StreamHost) -> bool:
-        """Return True if NATS delivers messages to the stream, as far as is known."""
+        """Return True if NATS delivers messages to the stream, as far as this daemon knows."""
         return self.connected and self._is_confirmed(host)
 
     @property
@@ -241,8 +242,9 @@ class Attachments:
 
 
 async def _save_for_replicas(host: StreamHost, offset: int, time_ns: int, reason: str) -> None:
-    """Store a possible loss in the side state, which the other nodes copy, so that it survives the
-    loss of this leader. A failure is only logged, because the event is also in the log file."""
+    """Store a possible loss in the side state. The other nodes copy the side state, so the
+    information survives the loss of this leader. A failure is only logged, because the event is
+    also in the log file."""
     try:
         await host.run_exclusive(
             lambda: host.log.leases.note_possible_loss(offset, time_ns, reason)
@@ -255,11 +257,13 @@ class PossibleLosses:
     """Stores events in which a stream may have missed messages. No caller waits until an event is
     stored. Belongs to the event loop.
 
-    A stream without replicas stores an event before it stores its next record. Until then, the loss
-    of the event does no harm, because a start after a crash notes another event at the same offset.
-    So a start with thousands of streams, or a lost connection to NATS, writes no file of a stream
-    that gets no messages. For a stream without records, a start notes no event. So an event of such
-    a stream is stored at once.
+    A stream without replicas stores an event before it stores its next record. If the daemon
+    crashes before that, the next start notes another event at the same offset, so nothing is lost.
+    Because of this delay, a start with thousands of streams, or a lost connection to NATS, writes
+    no file for streams that get no messages.
+
+    For a stream without records, a start notes no event. So an event of such a stream is stored at
+    once.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -267,7 +271,7 @@ class PossibleLosses:
         self._saving: set[asyncio.Task[None]] = set()
 
     def note(self, host: StreamHost, reason: str) -> None:
-        """Note that `host` may have missed messages before its next message."""
+        """Note that `host` may have missed messages before the next message that it receives."""
         now_ns = self._clock.now_ns()
         offset = host.note_possible_loss(reason, now_ns)
         logger.warning("possible-loss stream=%s offset=%d reason=%s", host.name, offset, reason)
@@ -292,8 +296,8 @@ class PossibleLosses:
 
 
 def _save(host: StreamHost) -> None:
-    """Begin to store the possible losses of a stream. A failure is only logged, because the event
-    is also in the log file."""
+    """Start a task that stores the possible losses of a stream. A failure is only logged, because
+    the event is also in the log file."""
 
     def ended(saving: asyncio.Future[object]) -> None:
         error = None if saving.cancelled() else saving.exception()

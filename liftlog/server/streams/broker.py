@@ -67,7 +67,7 @@ from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 logger = logging.getLogger("liftlog.server")
 
 _HAND_OVER_SHARE = 0.6
-"""The share of the time limit of a stop that may be used for handing over streams."""
+"""The share of a stop's time limit that may be used for handing over streams."""
 _MAX_NAMED = 20
 _MS_NS = 1_000_000
 
@@ -87,7 +87,8 @@ class Broker:
         self.settings = settings
         self.server_id = secrets.token_hex(8)
         self.max_connections = settings.pull.max_connections
-        """Limit for the pull socket; lower than the setting if there are too few descriptors."""
+        """Maximum number of connections to the pull socket. It is lower than the setting if the
+        process has too few file descriptors."""
         self.hosts: dict[str, StreamHost] = {}
         self.clock_guard = ClockGuard(clock, boot_id=current_boot_id())
         data_dir.environment.age_clock_ns = self.clock_guard.now_ns
@@ -159,7 +160,7 @@ class Broker:
         return self.clock_guard.now_ns()
 
     def ages_are_judged(self) -> bool:
-        """Return True if records are deleted by age at present."""
+        """Return True if the daemon currently deletes records by age."""
         return self.catalog.may_judge_ages() and self.clock_guard.wall_clock_is_trusted()
 
     def steady_ns(self) -> int:
@@ -178,19 +179,20 @@ class Broker:
         ConfigError if the configuration would delete much of a stream.
         """
         await asyncio.to_thread(self.hosted.reserve.release)
-        await self._open_journal()  # first: streams that a node leads need it
+        await self._open_journal()  # this comes first, because streams that a node leads need it
         await self.catalog.open(assume_yes=assume_yes, is_stopping=is_stopping)
         problem = await self.journal.check_held()
         if problem:
             self.broken[JOURNAL] = problem
             logger.error("journal-missing path=%s", self.data_dir.stream_path(JOURNAL))
-        # The streams of a node follow their records later on.
+        # On a node of a cluster, the streams follow their records later.
         if not (self.broken or self.catalog.in_cluster or is_stopping()):
             self.journal.keep_only({host.log.incarnation for host in self.hosts.values()})
         self.hosted.streams_changed()
 
     async def _open_journal(self) -> None:
-        """Open the journal of consumers. If it cannot be opened, it is shown like a stream."""
+        """Open the journal of consumers. If it cannot be opened, the daemon reports it like a
+        failed stream."""
         try:
             await self.journal.open()
         except LiftlogError as error:
@@ -217,12 +219,12 @@ class Broker:
         return self._neighbours.destinations
 
     def recording(self, subject: str) -> list[str]:
-        """Return the streams, including streams of other nodes, that store and ack a message on
-        this subject."""
+        """Return the streams that store and ack a message on this subject. This includes streams of
+        other nodes."""
         return self._neighbours.recording(subject)
 
     def overlapping(self, subjects: Sequence[str]) -> Mapping[str, StreamSettings]:
-        """Return the streams that may store a message on one of these patterns, including the
+        """Return the streams that may store a message on one of these patterns. This includes the
         daemon's own streams and streams of other nodes."""
         return self._neighbours.overlapping(subjects)
 
@@ -244,7 +246,7 @@ class Broker:
         return self._checkpoints is not None and self.catalog.may_answer(OFFSETS_STREAM)
 
     def serve_checkpoints(self, checkpoints: Checkpoints | None) -> None:
-        """Use these checkpoints from now on; None if another node leads their stream."""
+        """Use these checkpoints from now on. None means that another node leads their stream."""
         self._checkpoints = checkpoints
 
     # --- NATS ---
@@ -271,10 +273,10 @@ class Broker:
     async def create_stream(self, name: str, settings: Mapping[str, object]) -> StreamInfo:
         """Create a stream and attach it. Returns after NATS has confirmed the subscription.
 
-        If the stream exists with equal settings, the call succeeds. Raises InvalidArgument, and
-        Conflict with the differences if it exists with other settings. After NatsUnavailable the
-        stream exists, and is attached as soon as possible. After NatsRefused the new stream was
-        removed, unless it has already received messages on other subjects.
+        If the stream exists with equal settings, the call succeeds. If it exists with other
+        settings, the call raises Conflict with the differences. Also raises InvalidArgument. After
+        NatsUnavailable the stream exists, and is attached as soon as possible. After NatsRefused
+        the new stream no longer exists, unless it has already received messages on other subjects.
         """
         wanted_settings = parse_stream_settings(settings)
         if not is_stream_name(name):
@@ -295,8 +297,8 @@ class Broker:
         return elsewhere or self.hosted.describe(self.hosted.find(name))
 
     async def list_streams(self) -> list[StreamInfo]:
-        """Return descriptions of all streams except the system streams. The event loop does other
-        work in between, so the descriptions belong to slightly different times."""
+        """Return descriptions of all streams except the system streams. While it creates them, the
+        event loop does other work, so the descriptions belong to slightly different times."""
         found = []
         warnings = warnings_of_streams(await self.conditions.now())
         slices = Slices()
@@ -307,8 +309,8 @@ class Broker:
         return found
 
     def stream_names(self) -> list[str]:
-        """Return the names of all streams, sorted, without the system streams. In a cluster this
-        includes streams without a copy on this node."""
+        """Return the sorted names of all streams except the system streams. In a cluster this
+        includes streams that have no copy on this node."""
         here = filter(is_stream_name, {*self.hosts, *self.broken})
         return sorted({*here, *self.catalog.names()})
 
@@ -353,8 +355,8 @@ class Broker:
         return self.stream(name)
 
     def led_stream(self, name: str) -> StreamHost:
-        """Return a stream that this node leads, and of which it therefore has the newest records.
-        Raises NotLeader and NotReady, and the errors of `stream`."""
+        """Return a stream that this node leads. The leader has the newest records. Raises NotLeader
+        and NotReady, and the errors of `stream`."""
         self.catalog.check_leads(name)
         return self.stream(name)
 
@@ -378,7 +380,7 @@ class Broker:
     @property
     def nats_problem(self) -> str:
         """The reason why messages do not reach the daemon: there is no connection to NATS, or NATS
-        refuses a subject; empty if there is no such problem."""
+        refuses a subject. Empty if messages reach the daemon."""
         if not self.attachments.connected:
             return f"not connected to NATS: {self.attachments.problem}"
         refused = [
@@ -430,8 +432,8 @@ class Broker:
     # --- stop ---
 
     async def drain(self, hurry: asyncio.Event | None = None) -> None:
-        """Hand over the streams that this node leads, at most until `hurry` is set. Then accept no
-        more messages, and commit and answer every received message."""
+        """Hand over the streams that this node leads. Stop handing over when `hurry` is set. Then
+        accept no more messages, and commit and answer every received message."""
         self.hosted.closing = True
         limit = self.settings.drain_timeout_seconds * _HAND_OVER_SHARE
         await self.catalog.stop(hurry or asyncio.Event(), limit)
@@ -444,8 +446,8 @@ class Broker:
         """Close every log, and record in the data directory the logs that closed cleanly."""
         await self.hosted.close()
         await self.journal.close()
-        # The threads finish the commits that the drain did not wait for. The event loop keeps
-        # running and answers them. Only then are the logs closed.
+        # The threads finish the commits that the drain did not wait for, and the event loop, which
+        # keeps running, answers them. Only then are the logs closed.
         await asyncio.to_thread(self.intake.pool.close)
         await asyncio.to_thread(self._maker.close)
         await self.records.flush()
@@ -458,14 +460,14 @@ class Broker:
         self.clock_keeper.store()
         states = self.hosted.close_logs(self.now_ns() - self.intake.steady_ns())
         self.data_dir.mark_clean(states)
-        reserve.keep()  # otherwise the next start may find the disk full
+        reserve.keep()  # without the reserve, the next start may find the disk full
         self.data_dir.close(None)
         logger.info("closed streams=%d seconds=%.2f", len(states), time.monotonic() - started)
 
 
 def _with_warnings(info: StreamInfo, warnings: Mapping[str, Sequence[str]]) -> StreamInfo:
-    """Return the description with the warnings of the stream. On the leader of the stream, the
-    description also has the warnings that concern all streams."""
+    """Return the description, with the warnings of the stream. On the leader of the stream, it also
+    contains the warnings that concern all streams."""
     names = (info.name,) if info.state in ("elsewhere", "follower") else (info.name, ALL_STREAMS)
     more = [one for name in names for one in warnings.get(name, ()) if one not in info.warnings]
     return replace(info, warnings=[*info.warnings, *more]) if more else info

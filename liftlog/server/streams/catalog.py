@@ -33,8 +33,8 @@ class Catalog(Protocol):
 
     @property
     def newer(self) -> Mapping[str, str]:
-        """The streams with a metadata record from a newer version, and the reason why this version
-        cannot read the record."""
+        """The streams whose metadata record a newer version has written, and the reason why this
+        version cannot read the record."""
         ...
 
     # --- from the start to the end ---
@@ -44,8 +44,8 @@ class Catalog(Protocol):
         ...
 
     async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
-        """Hand over the streams that this node leads, until all are handed over, `seconds` have
-        passed, or `hurry` is set. Called before messages are refused. Does not raise."""
+        """Hand over the streams that this node leads. Ends when all are handed over, when `seconds`
+        have passed, or when `hurry` is set. Called before messages are refused. Does not raise."""
         ...
 
     async def leave(self) -> None:
@@ -140,19 +140,19 @@ class Catalog(Protocol):
         ...
 
     def check_end_is_known(self, name: str) -> None:
-        """Raise NotReady while this node takes over the leadership, because its high watermark may
-        still be lower than the high watermark that clients have received."""
+        """Raise NotReady while this node takes over the leadership. During this time its high
+        watermark may be lower than the high watermark that clients have received."""
         ...
 
     def may_read_copy(self, name: str, replica: str) -> bool:
-        """Return True if a client that requests the copy of node `replica` gets this node's copy,
-        even if another node leads. Raises NotLeader if `replica` is another node."""
+        """Return True if this node may answer a client that requests the copy of node `replica`.
+        This node's copy is then used even if another node leads. Raises NotLeader if `replica` is
+        another node."""
         ...
 
     def check_incarnation(self, name: str, present: str, wanted: str) -> None:
-        """Compare the incarnation `wanted`, which a client has read, with the incarnation `present`
-        that the stream has on this node. Raises NotLeader, unless `wanted` is certainly an earlier
-        incarnation."""
+        """Compare two incarnations of a stream: `wanted`, which a client has read, and `present` on
+        this node. Raises NotLeader, unless `wanted` is certainly an earlier incarnation."""
         ...
 
     def check_epoch(self, name: str, epoch: int) -> None:
@@ -167,17 +167,17 @@ class Catalog(Protocol):
         ...
 
     async def first_since(self, name: str, time_ns: int) -> tuple[str, int] | None:
-        """For a stream without a copy on this node: ask its leader for the offset of the first
-        record at or after `time_ns`. Returns the stream's incarnation and that offset; None if the
-        leader does not answer."""
+        """Return the incarnation of a stream that has no copy on this node, and the offset of its
+        first record at or after `time_ns`. Asks the stream's leader. Returns None if the leader
+        does not answer."""
         ...
 
     # --- changes ---
 
     async def create(self, name: str, settings: StreamSettings) -> StreamHost:
         """Create a stream, or find the existing one. Waits until NATS has confirmed its
-        subscription. Raises ShuttingDown, StreamUnavailable, LimitExceeded, Conflict if a stream
-        with other settings exists, and the errors of `Broker.create_stream`."""
+        subscription. Raises Conflict if a stream with other settings exists. Also raises
+        ShuttingDown, StreamUnavailable, LimitExceeded, and the errors of `Broker.create_stream`."""
         ...
 
     async def update(

@@ -1,5 +1,5 @@
-"""Keeps the time that determines ages: stores it for the next start, decides when to accept a jump
-of the wall clock, and finds streams with timestamps ahead of the clock."""
+"""Keeps the time that determines the ages of records. Stores this time for the next start, decides
+when to accept a jump of the wall clock, and finds streams with timestamps ahead of the clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PARTS = 10
 
 
 class ClockKeeper:
-    """Runs a `ClockGuard`: `look` is called regularly, on the event loop; files are read and
+    """Runs a `ClockGuard`. `look` is called regularly, on the event loop. Files are read and
     written in a thread."""
 
     def __init__(
@@ -42,14 +42,14 @@ class ClockKeeper:
         *,
         checkpoint_seconds: float | None = None,
     ) -> None:
-        """`checkpoint_seconds` is the time for which unused checkpoints are kept."""
+        """`checkpoint_seconds` is the time, in seconds, for which unused checkpoints are kept."""
         self.guard = guard
         self.is_confirmed: Callable[[], bool] = lambda: False
         """Function that returns True if the other nodes of a cluster have the same time."""
         self._checkpoint_seconds = checkpoint_seconds or math.inf
         self.at_stake: list[str] = []
-        """Streams that would lose many records if a wrong clock were trusted, because the clock
-        jumped by more than a tenth of the time for which they keep records."""
+        """Streams that would lose many records if a wrong clock were trusted. The clock has jumped
+        by more than a tenth of the time for which these streams keep records."""
         self._hosts = hosts
         self._fs: FileSystem = data_dir.environment.fs
         self._clock = data_dir.environment.clock
@@ -59,7 +59,7 @@ class ClockKeeper:
 
     def recall(self) -> None:
         """Continue from the time that an earlier process has stored. Blocking. If the stored time
-        cannot be read, the read is retried later, and no other time is stored until then."""
+        cannot be read, the read is retried later. Until it succeeds, no other time is stored."""
         try:
             before = read_clock_state(self._fs, self._path)
         except StorageError as error:
@@ -80,7 +80,8 @@ class ClockKeeper:
         guard, now_ns = self.guard, self._clock.now_ns()
         if guard.unread:
             self.recall()
-        steps = guard.steps if steps is None else steps  # a later step is not confirmed
+        # A step that happens later is not confirmed.
+        steps = guard.steps if steps is None else steps
         is_doubted = guard.doubt_seconds or not guard.wall_clock_is_trusted()
         if is_doubted and is_confirmed:
             guard.believe("most nodes of the cluster have the same time", steps=steps)
@@ -116,7 +117,7 @@ class ClockKeeper:
         state = self.guard.state()
         try:
             write_clock_state(self._fs, self._path, state)
-        except OSError as error:  # the next start uses the wall clock
+        except OSError as error:  # if this write fails, the next start uses the wall clock
             logger.warning("clock-not-stored error=%s", error)
         else:
             self._stored = state

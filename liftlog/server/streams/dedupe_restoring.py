@@ -1,5 +1,5 @@
-"""Restores the message ids of a stream when the stream is opened: from the snapshot of a clean
-stop, or from the log. Blocking."""
+"""Restores the message ids of a stream when the stream is opened. The ids come from the snapshot of
+a clean stop, or from the log. Blocking."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from liftlog.server.commits.damage import quarantine_found
 logger = logging.getLogger("liftlog.server.stream")
 
 _SNAPSHOT_NAME = "dedupe"
-_SNAPSHOT_MAX_IDS = 200_000  # with more ids, a scan of the log costs less than the snapshot
+_SNAPSHOT_MAX_IDS = 200_000  # with more ids, scanning the log takes less time than the snapshot
 _SCAN_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedIds:
-    """The ids of a log up to the offset `end`, learned in advance."""
+    """The ids of a log up to the offset `end`. A follower reads them before it becomes the
+    leader."""
 
     dedupe: DedupeWindow
     end: int
@@ -40,8 +41,8 @@ class LearnedIds:
     """True if the difference between the timestamps and the clock of this process was known."""
 
     def are_of(self, log: Log) -> bool:
-        """Return True if these ids still match the log: it was not truncated, and there is no new
-        information about the ages of its records."""
+        """Return True if these ids still match the log. This is the case if the log was not
+        truncated, and if there is no new information about the ages of its records."""
         return (
             self.lineage == log.view.manifest.lineage
             and self.end <= log.log_end_offset
@@ -50,8 +51,8 @@ class LearnedIds:
 
 
 def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
-    """Begin to learn the ids of a log, with the ids of a snapshot if one matches the log's current
-    state, otherwise without ids. Blocking."""
+    """Begin to learn the ids of a log. Starts with the ids of a snapshot if a snapshot matches the
+    log's current state; otherwise starts without ids. Blocking."""
     lineage, end, knows_clock = (
         log.view.manifest.lineage,
         log.log_end_offset,
@@ -63,7 +64,7 @@ def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
 
 
 def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
-    """Learn some more ids of a log that grows. If the log is truncated during the call, `are_of`
+    """Learn some more ids of a growing log. If the log is truncated during the call, `are_of`
     returns False for the result.
 
     If the log is damaged, the function stops before the damage, because the damage may be repaired
@@ -95,7 +96,7 @@ def learn_more(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds | None:
 
 
 def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
-    """Fill an empty window with the ids that it would have if the daemon had never stopped.
+    """Fill an empty window with the ids that it would contain if the daemon had never stopped.
     `now_ns` is the current time of the clock that determines the ages of ids."""
     if not dedupe.window_ns:
         return
@@ -106,7 +107,8 @@ def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
 
 
 def _recall_kept(log: Log, dedupe: DedupeWindow) -> Sequence[KeptId]:
-    """Let the window recognise the ids of records whose bytes were removed early; returns them."""
+    """Make the window recognise the ids of records whose bytes were removed early. Returns these
+    ids."""
     try:
         kept = read_kept_ids(log.environment.fs, log.directory)
     except OSError as error:
@@ -120,9 +122,9 @@ def _recall_kept(log: Log, dedupe: DedupeWindow) -> Sequence[KeptId]:
 
 
 class _Ages:
-    """The ages of records. If a record arrived while this process had the log open, its age is the
-    time since its arrival, independently of the leader's clock. Otherwise the timestamp of the
-    record determines its age."""
+    """The ages of records. A record that arrived while this process had the log open has as its age
+    the time since its arrival, independently of the leader's clock. The age of any other record
+    follows from its timestamp."""
 
     def __init__(self, log: Log, window_ns: int, now_ns: int) -> None:
         self.latest_ns = now_ns + TOLERANCE_NS
@@ -145,11 +147,11 @@ def _rebuild(
     start: int = 0,
     kept: Sequence[KeptId] = (),
 ) -> None:
-    """Learn the message ids of the window from the log, from offset `start` on, including records
-    below the log start whose files still exist. The ids of unreadable records are lost. `kept` are
-    ids that the log no longer has."""
+    """Learn the message ids of the window from the log, from offset `start` on. Reads also records
+    below the log start whose files still exist. The ids of unreadable records are lost. `kept`
+    contains ids that the log no longer has."""
     ages = _Ages(log, dedupe.window_ns, now_ns)
-    end = log.log_end_offset  # a replica's uncommitted ids are truncated with their records
+    end = log.log_end_offset  # if a replica's uncommitted records are truncated, so are their ids
     offset = max(_first_recent(log, ages), start)
     recent = [one.offset for one in kept if one.timestamp_ns >= ages.since_ns]
     offset = min([offset, *recent])
@@ -161,7 +163,7 @@ def _rebuild(
                 return
             reached = found
         except CorruptRange as error:
-            with suppress(StorageError):  # the next reader tries to quarantine again
+            with suppress(StorageError):  # if this fails, the next reader tries to quarantine again
                 quarantine_found(log, error)
             reached, problem = error.next_offset, str(error)
         except (StorageError, OSError) as error:
@@ -194,8 +196,8 @@ def _learn_from(
     """Learn the ids of a piece of the log from `offset` on.
 
     Returns the end of the piece, or None at the end of the log. Returns `offset` itself if a header
-    is damaged, or with `is_strict` if anything is damaged. Raises CorruptRange, StorageError,
-    OSError.
+    is damaged. If `is_strict` is true, any damage has this effect. Raises CorruptRange,
+    StorageError, OSError.
     """
     found = _read(log, offset, _SCAN_BYTES)
     if found is None:
@@ -246,12 +248,12 @@ def _learn(
     *,
     is_strict: bool,
 ) -> tuple[int, StoredIds]:
-    """Find the ids of the batches in `raw` from `offset` on; returns the offset to continue at, and
+    """Find the ids of the batches in `raw` from `offset` on. Returns the offset to continue at, and
     the ids.
 
-    A batch without headers has no ids, so its body is not looked at. If another body is damaged,
-    the ids of its batch are lost; with `is_strict`, the function stops there. It always stops at a
-    damaged header, because a read from that header on determines the extent of the damage.
+    A batch without headers has no ids, so its body is skipped. If another body is damaged, the ids
+    of its batch are lost; if `is_strict` is true, the function stops there instead. It always stops
+    at a damaged header, because a read from that header determines the extent of the damage.
     """
     reached, position = offset, 0
     headers = StoredHeaders()
@@ -275,7 +277,8 @@ def _learn(
 
 
 def last_message_id(log: Log) -> bytes:
-    """Return the message id of the newest record; b"" if the record has none or cannot be read."""
+    """Return the message id of the newest record. Return b"" if the record has no id or cannot be
+    read."""
     last = log.log_end_offset - 1
     try:
         found = _read(log, last, 1) if last >= log.segments[0].base_offset else None
@@ -300,12 +303,12 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
     """Save the window, so that the next start does not have to scan the log. Raises OSError.
 
     `stepped_ns` is the sum of the jumps of the wall clock since the start. The next start measures
-    ages by the wall clock. So each timestamp is moved by `stepped_ns`, and the age of each id does
-    not change.
+    ages by the wall clock. Therefore the function moves each timestamp by `stepped_ns`, so that the
+    age of each id does not change.
     """
     if not len(dedupe) or len(dedupe) > _SNAPSHOT_MAX_IDS:
         return
-    # After a stop that could not drain, some ids belong to messages that were never stored.
+    # If a stop could not drain, some ids belong to messages that were never stored.
     end = log.log_end_offset
     kept = read_kept_ids(log.environment.fs, log.directory)
     hashes = None if kept is None else {one.offset: one.hashed for one in kept.ids}
@@ -321,7 +324,7 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
 
 def _restore_snapshot(log: Log, dedupe: DedupeWindow, end: int) -> bool:
     """Restore the window from its snapshot. Returns True if the snapshot belongs to this lineage of
-    the log, and to a log that ends at `end`."""
+    the log, and was made when the log ended at `end`."""
     try:
         content = read_dispensable_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         if content is None or (content["lineage"], content["log_end_offset"]) != (

@@ -57,8 +57,8 @@ def describe(
 
 
 def history_warnings(settings: StreamSettings) -> list[str]:
-    """Return a warning if compaction deletes records that clients should still see. New settings of
-    this kind are refused."""
+    """Return a warning if compaction deletes records that clients should still see. The daemon
+    refuses new settings of this kind."""
     return [f"{finding.dotted}: {finding.problem}" for finding in check_history(settings)]
 
 
@@ -104,12 +104,12 @@ def stream_conditions(
     cleaning: Mapping[str, str],
     jetstream: Callable[[StreamHost], list[str]],
 ) -> Iterator[Condition]:
-    """Yield the conditions of single streams. `broken` has the reasons why streams could not be
-    opened, `cleaning` the failed jobs; `jetstream` returns warnings about streams of JetStream that
-    ack the same messages.
+    """Yield the conditions of single streams. `broken` contains the reasons why streams could not
+    be opened, and `cleaning` the failed jobs. `jetstream` returns warnings about streams of
+    JetStream that ack the same messages.
 
     Only a stream of a newer version makes the daemon "not ready", so that a rolling downgrade stops
-    before streams become unavailable. With other problems the daemon stays ready: another daemon
+    before streams become unavailable. With other problems the daemon stays ready. Another daemon
     could not recover lost records or repair compaction, and clients would lose access to all other
     streams of this daemon.
     """
@@ -132,13 +132,13 @@ def stream_conditions(
 
 ALL_STREAMS = ""
 _SHOWN_APART = ("lost_records", "cleaning")
-"""Kinds of conditions for which descriptions have their own fields: `quarantined` and
+"""Kinds of conditions that have their own fields in descriptions: `quarantined` and
 `compaction`."""
 
 
 def warnings_of_streams(found: Iterable[Condition]) -> dict[str, list[str]]:
-    """Return the conditions that descriptions of streams show as warnings, by stream. Conditions
-    that concern every stream are under `ALL_STREAMS`."""
+    """Return, by stream, the conditions that descriptions of streams show as warnings. Conditions
+    that concern every stream are under the key `ALL_STREAMS`."""
     warnings: dict[str, list[str]] = {}
     for one in found:
         if one.kind.concerns_streams:

@@ -74,7 +74,7 @@ class HostedStreams:
         self.on_led: list[Callable[[str], None]] = []
         """Functions that are called when this node begins to lead a stream."""
         self.on_deleted: list[Callable[[str], object]] = []
-        """Functions that are called when a stream was deleted, on a daemon without a cluster."""
+        """Functions that are called, on a daemon without a cluster, when a stream was deleted."""
         self.steady_ns = steady_ns
         self.compactor: Cleaner | None = None
         self.mender: Mender | None = None
@@ -85,14 +85,13 @@ class HostedStreams:
         """A lock that is held while streams are deleted."""
         self.names = Names()
         self.closing = False
-        """True when the daemon accepts no more messages."""
+        """True as soon as the daemon accepts no more messages."""
         self._maker = maker
         self._losses = losses
         self._has_new_neighbours = False
         self._deleting: set[str] = set()
-        """Streams that are being deleted. They are in `broken` until their files are removed. But
-        clients get the answer that these streams do not exist, and no answer about a failed
-        stream."""
+        """Streams that are being deleted. They are in `broken` until their files are removed.
+        Clients are told that such a stream does not exist, instead of that it has failed."""
 
     # --- finding a stream ---
 
@@ -152,13 +151,13 @@ class HostedStreams:
         self.attachments.settings_changed()
 
     def stream_added(self, host: StreamHost) -> None:
-        """Update the neighbours of a new stream. Unlike `streams_changed`, this method does not
-        take longer if there are many streams."""
+        """Update the neighbours of a new stream. Unlike `streams_changed`, the time of this method
+        does not grow with the number of streams."""
         self.neighbours.added(host)
 
     def streams_change(self) -> None:
-        """Call `streams_changed` soon, once for all streams that change in this turn of the loop,
-        here or on other nodes."""
+        """Call `streams_changed` soon: once for all streams that change in this turn of the loop,
+        on this node or other nodes."""
         if not self._has_new_neighbours:
             self._has_new_neighbours = True
             asyncio.get_running_loop().call_soon(self.streams_changed)
@@ -175,9 +174,9 @@ class HostedStreams:
         led: ServedStream | None,
         ids: LearnedIds | None = None,
     ) -> StreamHost:
-        """Serve an open log with a new host, which replaces the stream's earlier host. `led` has
-        the stream's gate if this node leads it, and is None if this node follows it. `ids` are the
-        ids learned in advance."""
+        """Serve an open log with a new host. It replaces the stream's earlier host. `led` contains
+        the stream's gate if this node leads the stream, and is None if this node follows it. `ids`
+        are the ids that were learned in advance."""
         before = self.hosts.get(name)
         host = await self._maker.host(
             name,
@@ -230,8 +229,8 @@ class HostedStreams:
         return False
 
     def note_possible_loss(self, host: StreamHost, reason: str) -> None:
-        """Note that the stream may have missed messages; the daemon's own streams cannot miss
-        messages."""
+        """Note that the stream may have missed messages. Does nothing for the daemon's own streams,
+        because they cannot miss messages."""
         if host.origin != SYSTEM:
             self._losses.note(host, reason)
 
@@ -249,8 +248,9 @@ class HostedStreams:
     async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
         """Stop serving a stream: detach it, wait for pending work, close its log."""
         await self.attachments.detach(host)
-        # If the disk hangs, this may take long. Without the wait the log could be opened again
-        # while a late write is pending, which would mix with the writes of the next owner.
+        # If the disk hangs, this wait may take long. Without the wait, the log could be opened
+        # again while a late write is pending, and this write would mix with the writes of the next
+        # owner.
         await host.turns.over()
         async with self.changes:
             with contextlib.suppress(TimeoutError):
@@ -279,19 +279,20 @@ class HostedStreams:
 
     async def _end(self, host: StreamHost) -> None:
         """End a stream. Its files stay, and its name is in `broken` until the files are removed."""
-        # After this no message arrives, and the drain commits and answers all earlier ones.
+        # After this call no message arrives. The drain then commits and answers all messages that
+        # have arrived.
         await self.attachments.detach(host)
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await host.drained()
         except TimeoutError:
-            # Nothing has been removed yet: the stream continues as before.
+            # Nothing has been removed yet, so the stream continues.
             self.attachments.want(host)
             raise StreamUnavailable(
                 f"stream {host.name} was not deleted: its disk does not answer"
             ) from None
         # From here on no request finds the stream, and no other stream can take its name. Its users
-        # end before its log is closed: exclusive calls, waiting readers, a cleaning job.
+        # (exclusive calls, waiting readers, a cleaning job) end before its log is closed.
         del self.hosts[host.name]
         self.broken[host.name] = "its deletion did not finish"
         self._deleting.add(host.name)
@@ -319,22 +320,23 @@ class HostedStreams:
         `stepped_ns` is the difference between the clock of ages and the steady clock. Blocking."""
 
         def close(host: StreamHost) -> ActiveState | None:
-            if host.is_leading:  # the sequencer of a follower has judged no message
+            if host.is_leading:  # only a leader's sequencer has judged messages
                 _save_snapshots(host, stepped_ns)
             return None if host.failure else host.log.close()
 
         hosts = list(self.hosts.values())
         with ThreadPoolExecutor(_CLOSED_AT_ONCE, thread_name_prefix="close") as threads:
             closing = [threads.submit(close, host) for host in hosts]
-        states = [one.result() for one in closing]  # only now: `map` drops the rest after an error
+        # Only here, because after an error `map` would drop the remaining results.
+        states = [one.result() for one in closing]
         return {
             host.name: state for host, state in zip(hosts, states, strict=True) if state is not None
         }
 
 
 class Names:
-    """Locks for the names of streams: only one creation or deletion of a name runs at a time, while
-    streams of other names are created beside it. Belongs to the event loop."""
+    """Locks for the names of streams. Only one creation or deletion of a name runs at a time, while
+    streams of other names can be created at the same time. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
@@ -355,9 +357,9 @@ class Names:
 
 
 async def _drained(host: StreamHost) -> None:
-    """Wait for the stream's commits, but only for a short time if they need other nodes, which may
-    not answer. A short wait loses no acked record: an uncommitted record is stored on this node,
-    and its publisher has no ack. A later leader commits the record."""
+    """Wait for the stream's commits. If they need other nodes, wait only for a short time, because
+    these nodes may not answer. A short wait loses no acked record: an uncommitted record is stored
+    on this node, its publisher has no ack, and a later leader commits it."""
     if not host.log.config.replicated:
         await host.drained()
         return

@@ -72,17 +72,18 @@ class Housekeeping:
             await asyncio.get_running_loop().run_in_executor(
                 self._deciders, host.log.leases.void, "the disk is full"
             )
-            # A deletion first needs a little space, for the new manifest.
+            # A deletion first needs a little space for the new manifest.
             async with self._reserve.lent():
                 await self._retain(host, by_time=by_time, at_once=True)
 
     async def _retain(self, host: StreamHost, *, by_time: bool, at_once: bool = False) -> None:
-        """Apply retention to one stream. With `at_once`, files are deleted even while a compaction
-        pass reads them; the pass then begins again."""
+        """Apply retention to one stream. If `at_once` is true, files are deleted even while a
+        compaction pass reads them. The pass then starts again."""
         if host.log.writer.is_roll_due():
             await host.run_exclusive(host.log.writer.roll_if_due)
         settings = host.settings
-        if not host.is_leading:  # its leader decides, and the log start here follows
+        # The stream's leader decides, and the log start on this node follows.
+        if not host.is_leading:
             log, now_ns = host.log, self._broker.now_ns()
             oldest = log.segments[0]
             if oldest.size_bytes and oldest.next_offset <= log.log_start_offset:
@@ -90,7 +91,8 @@ class Housekeeping:
                     lambda: follow_log_start(log, log.log_start_offset, settings, now_ns)
                 )
             return
-        now_ns = self._broker.now_ns()  # read first, so that the next check also covers this time
+        # The time is read first, so that the next check also covers the time of the read.
+        now_ns = self._broker.now_ns()
         by_time = by_time and self._broker.ages_are_judged()
         decision = await asyncio.get_running_loop().run_in_executor(
             self._deciders,
@@ -98,7 +100,8 @@ class Housekeeping:
         )
         if decision is None:
             return
-        # A pass takes long. If its sources were deleted each time, it would never finish.
+        # A compaction pass takes long. If its sources were deleted each time, it would never
+        # finish.
         count = 0 if host.rewriting and not at_once else decision.delete_segments
         if not count and decision.log_start_offset <= host.log.log_start_offset:
             return
@@ -106,7 +109,7 @@ class Housekeeping:
         def remove() -> int | None:
             # Settings change only in exclusive calls, so they cannot change while this call runs.
             if host.settings is not settings:
-                return None  # the decision is by old settings; the next round uses the new ones
+                return None  # the decision used the old settings; the next round uses the new ones
             return remove_decided(host.log, decision, self._broker.now_ns(), delete_segments=count)
 
         freed = await host.run_exclusive(remove)
@@ -123,7 +126,7 @@ class Housekeeping:
     def _decide(
         self, host: StreamHost, settings: StreamSettings, now_ns: int, *, by_time: bool
     ) -> RetentionDecision | None:
-        """Decide which records to delete; runs in a thread. If the disk is full, ends the leases,
+        """Decide which records to delete. Runs in a thread. If the disk is full, ends the leases,
         because publishers have priority over readers."""
         if self._reserve.is_disk_full():
             host.log.leases.void("the disk is full")
@@ -132,7 +135,7 @@ class Housekeeping:
     # --- recovery points ---
 
     async def save_recovery_points(self) -> None:
-        """Store the durable end of each stream, so that a recovery has little to scan."""
+        """Store the durable end of each stream, so that a recovery has to scan only a little."""
         changed = [
             host for host in self._broker.hosts.values() if not host.failure and host.has_moved
         ]
@@ -161,13 +164,14 @@ class Housekeeping:
 
 
 def _may_be_due(host: StreamHost) -> bool:
-    """Return True if the stream may need work. This check keeps the work for idle streams small."""
+    """Return True if the stream may need work. Because of this check, idle streams cost little."""
     if host.failure:
         return False
     log, limits = host.log, host.settings.retention
     if limits.max_age_seconds or limits.max_bytes or limits.max_messages:
         return True
-    if not log.leases.are_known:  # retention reads the leases, and compaction waits for this
+    # Retention must read the leases first, and compaction waits for this.
+    if not log.leases.are_known:
         return True
     # Files below the log start may be kept until the dedupe window or a lease ends.
     return log.writer.is_roll_due() or log.segments[0].next_offset <= log.log_start_offset
@@ -177,11 +181,11 @@ def _may_be_due(host: StreamHost) -> bool:
 
 
 class SideBySide:
-    """Does one kind of work for many streams, for each stream at most once at a time.
+    """Does one kind of work for many streams, at most once at a time for each stream.
 
     At most `at_once` streams have a place. If the work of a stream takes longer than
-    `patience_seconds`, its place is given to the next stream; the work continues, and later rounds
-    skip the stream until the work is done.
+    `patience_seconds`, its place is given to the next stream. The work then continues, and later
+    rounds skip the stream until the work is done.
     """
 
     def __init__(self, what: str, *, at_once: int = 2, patience_seconds: float = 1.0) -> None:
@@ -236,7 +240,7 @@ class SideBySide:
 
 
 async def keep_house(housekeeping: Housekeeping, broker: Broker) -> None:
-    """Run retention, rolls, recovery points and expiry of old checkpoints until it is cancelled."""
+    """Run retention, rolls, recovery points and the expiry of old checkpoints until cancelled."""
 
     async def retention() -> None:
         await broker.clock_keeper.look()
@@ -263,7 +267,7 @@ async def expire_unused(broker: Broker) -> None:
     now_ns = broker.now_ns()
     await restamp_ahead(broker.checkpoints, now_ns + STEP_NS)
     before_ns = now_ns - int(seconds * 1_000_000_000)
-    # A trusted jump ahead means that the clock was behind before. Checkpoints from before the jump
+    # If a jump ahead was trusted, the clock was behind before it. Checkpoints from before the jump
     # count as stored at the moment of the jump.
     if broker.clock_guard.believed_ns < before_ns:
         await expire_checkpoints(broker, before_ns)

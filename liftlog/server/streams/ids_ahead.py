@@ -26,22 +26,22 @@ logger = logging.getLogger("liftlog.server.replication")
 
 LOOK_SECONDS = 1.0
 _MANY_RECORDS = 2000
-"""If at least this many records are unread, the next look reads them. Fewer records stay unread,
-because a new leader reads them in milliseconds, and reading them for a thousand followed streams
+"""The next look reads the unread records if there are at least this many. Fewer records stay
+unread: a new leader reads them in milliseconds, and reading them for a thousand followed streams
 would take too long."""
 _LONGEST_SECONDS = 10.0
 _ALL_TURNS = 10
-"""Idle streams are examined only once in this number of turns, because a node may follow a thousand
+"""Idle streams are examined only once in this number of turns. A node may follow a thousand
 streams, and most of them are idle."""
 _REST = 1.0
-"""Length of the pause after a read, as a multiple of the read's duration. In the pause the event
-loop gets the interpreter."""
+"""Length of the pause after a read, as a multiple of the read's duration. During the pause, the
+reading thread does not use the interpreter, so the event loop can run."""
 _AFTER_PROBLEM_SECONDS = 60.0
 
 
 class _Learning:
-    """The ids learned from one log, and the time of the last read. `lock` is held while a thread
-    reads."""
+    """The ids that were learned from one log, and the time of the last read. A thread that reads
+    holds `lock`."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -58,7 +58,7 @@ class _Learning:
             self.ids = read.result()[1]
 
     def is_near(self) -> bool:
-        """Return True if a new leader would have only little to read."""
+        """Return True if a new leader would have to read only a little."""
         ids, log = self.ids, self.log
         return ids is not None and ids.are_of(log) and log.log_end_offset - ids.end < _MANY_RECORDS
 
@@ -76,8 +76,8 @@ class _Learning:
 class IdsAhead:
     """Learns ids of followed streams. Belongs to the event loop.
 
-    `followed` returns the streams that this node follows now: all, or only the streams with the
-    given names. `steady_ns` is the clock that determines the ages of ids.
+    `followed` returns the streams that this node follows now: all of them, or only the streams with
+    the given names. `steady_ns` is the clock that determines the ages of ids.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class IdsAhead:
 
     async def catch_up(self, host: StreamHost) -> None:
         """Learn all existing ids now, because they are about to be needed. Stops at unreadable
-        records, which the new leader handles."""
+        records; the new leader handles these."""
         if not window_ns(host.settings):
             return
         learning, end = self._of(host), host.log.log_end_offset
@@ -127,8 +127,8 @@ class IdsAhead:
                 return
 
     def prepare(self, host: StreamHost) -> bool:
-        """Begin to read the remaining ids, without pauses, of a stream for which this node may be
-        elected.
+        """Begin to read the remaining ids of a stream without pauses, because this node may be
+        elected as its leader.
 
         Returns True if little is left to read, or after one attempt. The caller repeats the call
         until it returns True.
@@ -145,8 +145,8 @@ class IdsAhead:
         return preparing.done()
 
     async def take(self, name: str, log: Log) -> LearnedIds | None:
-        """Return the learned ids of a log that this node leads from now on. This object learns no
-        more ids of the log, because the caller adds further ids to the returned object."""
+        """Return the learned ids of a log that this node leads from now on. This object then learns
+        no more ids of the log, because the caller adds further ids to the returned object."""
         learning = self._learning.pop(name, None)
         if learning is None or learning.log is not log:
             return None
@@ -167,7 +167,7 @@ class IdsAhead:
     async def _learn_piece(
         self, learning: _Learning, settings: StreamSettings, *, rest: float = _REST
     ) -> bool:
-        """Learn a piece. Returns True if it has learned ids, and more ids remain."""
+        """Learn a piece. Returns True if the call has learned ids and more ids remain."""
         loop, log = self._loop, learning.log
         await learning.lock.acquire()
         if learning.is_taken:
@@ -177,8 +177,8 @@ class IdsAhead:
         read = loop.run_in_executor(None, _read_piece, log, before, settings, now_ns)
         read.add_done_callback(learning.has_read)
         try:
-            # The waiting caller may be cancelled; the thread then continues, and keeps the lock
-            # meanwhile.
+            # If the waiting caller is cancelled, the thread continues and keeps the lock until it
+            # ends.
             seconds, ids = await asyncio.shield(read)
         except Exception as error:
             learning.not_before = loop.time() + _AFTER_PROBLEM_SECONDS
@@ -196,7 +196,7 @@ class IdsAhead:
 def _read_piece(
     log: Log, known: LearnedIds | None, settings: StreamSettings, now_ns: int
 ) -> tuple[float, LearnedIds]:
-    """Return the ids, and the seconds of processor time that the read took."""
+    """Return the ids, and the processor time (in seconds) that the read took."""
     began = time.thread_time()
     limits = window_ns(settings), settings.dedupe.max_ids
     if (

@@ -38,7 +38,8 @@ class Intake:
         *,
         start_ns: int | None = None,
     ) -> None:
-        """`start_ns` is the time for judging ages at the start; by default, the time of `clock`."""
+        """`start_ns` is the time from which ages are computed at the start. By default, it is the
+        current time of `clock`."""
         self.pool = WriterPool(commit.writer_threads)
         self.inline = InlineBudget(commit.inline_max_messages, commit.inline_budget_seconds)
         self.dirty: dict[StreamHost, None] = {}
@@ -135,10 +136,11 @@ class Intake:
 
     async def wait_until_ready_to_read(self) -> None:
         """Wait while too much data waits for the disk. Messages that wait only for other nodes do
-        not count, because they take hardly any memory.
+        not count, because they use hardly any memory.
 
-        Reading stops for all streams, but only while the crowded stream makes progress. A stream
-        whose disk stalls must not delay other streams; so it refuses messages beyond its own limit.
+        The daemon stops reading for all streams, but only while the crowded stream makes progress.
+        A stream whose disk stalls must not delay other streams; so it refuses messages beyond its
+        own limit.
         """
         while self.reading_is_held():
             self._crowded = {host for host in self._crowded if host.is_crowded()}

@@ -29,8 +29,8 @@ _SILENT_SECONDS = 15.0
 every 5 seconds."""
 _STOPPED_SECONDS = 5.0
 """If all readers under a lease have stopped early, further readers begin within this time (in
-seconds) or never, because Spark's `limit` and `show` read further parts only if they need more
-records."""
+seconds) or never. The reason is that Spark's `limit` and `show` read further parts only if they
+need more records."""
 
 
 @dataclass(slots=True)
@@ -40,8 +40,7 @@ class _Parts:
     running: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     has_stopped: bool = False
-    """True if a reader stopped before the end of its part. In this case other parts may never
-    begin."""
+    """True if a reader stopped before the end of its part. Other parts may then never begin."""
     reported_at: float = 0.0
 
     def seems_left(self, now: float) -> bool:
@@ -77,8 +76,8 @@ class LeaseKeeping:
         self._copied = copied
         self._clock_is_trusted = clock_is_trusted
         self._monotonic = monotonic
-        # The reports for each live lease that several readers share. They are not stored, so after
-        # a restart of the daemon such a lease ends only when it expires.
+        # The reports for each live lease that several readers share. They are not stored. So after
+        # a restart of the daemon, such a lease ends only when it expires.
         self._parts: WeakKeyDictionary[StreamHost, dict[str, _Parts]] = WeakKeyDictionary()
 
     async def acquire(
@@ -96,9 +95,11 @@ class LeaseKeeping:
 
         "earliest" is the offset at which the log would start without leases. Other leases may keep
         the log start below this offset. If each new lease began at the log start, a series of
-        readers would keep the log start there forever. Raises OffsetOutOfRange, InvalidArgument,
-        LimitExceeded, StaleIncarnation. Also raises NotLeader or NotEnoughReplicas. In these two
-        cases no client has received the lease, and it expires.
+        readers would keep the log start there forever.
+
+        Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, StaleIncarnation. Also raises
+        NotLeader or NotEnoughReplicas: the lease may then exist until it expires, but no client has
+        received it.
         """
         host = self._stream(name)
         check_incarnation(name, host.log.incarnation, incarnation)
@@ -129,8 +130,8 @@ class LeaseKeeping:
 
     async def _end_those_left(self, host: StreamHost) -> bool:
         """Release the leases whose readers seem to have ended. Returns True if there were such
-        leases. Called only if no further lease is possible, because a reader that was merely slow
-        gets LeaseGone."""
+        leases. Called only if no further lease can be granted, because a reader that was only slow
+        then gets LeaseGone."""
         now = self._monotonic()
         left = [name for name, parts in self._parts.get(host, {}).items() if parts.seems_left(now)]
         for lease_id in left:

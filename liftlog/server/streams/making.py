@@ -60,8 +60,8 @@ the disk, others decode."""
 
 
 class StreamMaker:
-    """Opens and creates streams. Adds streams to the broker's `hosts` and `broken`, and changes
-    nothing else of the broker."""
+    """Opens and creates streams. Adds streams to the broker's `hosts` and `broken`, but changes no
+    other part of the broker."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class StreamMaker:
 
     def _miss(self, name: str) -> None:
         """Show a stream as failed because its directory is missing. The stream is not created
-        again, because a new stream would give the old offsets to other messages."""
+        again. Otherwise other messages would get the old offsets."""
         self.lost.add(name)
         if is_stream_name(name):
             gone = f"`liftlog stream delete {name}`; a start creates what is configured"
@@ -146,7 +146,7 @@ class StreamMaker:
 
     def _doubt(self, name: str) -> None:
         """Show a stream of the configuration as failed: its directory is missing, and it is unknown
-        whether the stream existed."""
+        whether the stream ever existed."""
         self._broken[name] = (
             "it is not there, and is not created, since it is not known whether this data "
             f"directory had it: {self._records.problem}. If it is new, or gone for good, "
@@ -197,7 +197,7 @@ class StreamMaker:
             host.fail(f"its leader epoch cannot be stored: {error}")
 
     def _leave_alone(self, name: str, error: LiftlogError) -> None:
-        """Show a stream as failed and do not serve it."""
+        """Show a stream as failed, and do not serve it."""
         self._broken[name] = why_broken(error)
         logger.error("stream-not-opened stream=%s error=%s", name, error)
 
@@ -226,7 +226,7 @@ class StreamMaker:
             raise
 
     async def _drop(self, loading: asyncio.Task[tuple[LoadedStream, Sequencer]]) -> None:
-        """Close a log that was opened ahead and is not served."""
+        """Close a log that was opened in advance and is not served."""
         try:
             found, _ = await loading
         except Exception:  # the start ends anyway, for another reason  # noqa: BLE001
@@ -293,7 +293,8 @@ class StreamMaker:
                 name, metadata["settings"], is_system=origin == SYSTEM
             )
         log: Log | None = None
-        unclaimed = {name: True}  # empty as soon as the thread begins, or this call gives up
+        # Empty as soon as the thread begins, or as soon as this call gives up.
+        unclaimed = {name: True}
         claim = partial(unclaimed.pop, name)
         make = partial(self._make, name, settings, metadata, record.incarnation, claim)
         try:
@@ -302,14 +303,14 @@ class StreamMaker:
             host = await self.host(name, settings, log, origin, sequencer=made[1])
         except Exception:
             if unclaimed.pop(name, False):
-                raise  # nothing was created, so files of this name belong to another stream
+                raise  # nothing was created: files of this name belong to another stream
             # The caller gets an error, so the stream must not exist after the next start.
             if log is not None:
                 await asyncio.to_thread(log.close)
             with contextlib.suppress(LiftlogError):
                 await self.remove_files(name)
             raise
-        if drawn is not None:  # otherwise the caller notes the stream, together with others
+        if drawn is not None:  # without one, the caller records the stream together with others
             self._records.created(drawn)
         logger.info("stream-created stream=%s subject=%s", name, settings.shown_subjects)
         for warning in self._neighbours.warnings(host):
@@ -325,7 +326,7 @@ class StreamMaker:
         claim: Callable[[], object],
     ) -> tuple[Log, Sequencer]:
         """Create the files of a stream, and its sequencer. `claim` is called when the directory is
-        known to be missing; it raises KeyError if the caller has given up. Blocking; durable on
+        known to be missing. It raises KeyError if the caller has given up. Blocking; durable on
         return."""
         with storage_errors(f"creating {name}"):
             exists = self._data_dir.environment.fs.exists(self._data_dir.stream_path(name))
@@ -364,8 +365,8 @@ class StreamMaker:
         ids: LearnedIds | None = None,
         sequencer: Sequencer | None = None,
     ) -> StreamHost:
-        """Create the host of an open log, which replaces the stream's earlier host. `ids` are the
-        message ids of the log, as far as they are known. Makes a sequencer if none is given."""
+        """Create the host of an open log. It replaces the stream's earlier host. `ids` are the
+        known message ids of the log. Creates a sequencer if none is given."""
         if sequencer is None:
             sequencer = await asyncio.to_thread(
                 make_sequencer,
@@ -406,8 +407,8 @@ class StreamMaker:
     async def remove_files(self, name: str) -> None:
         """Remove the files of a stream that is no longer served. Raises StorageError if they cannot
         be removed; the stream is then shown as failed."""
-        # The metadata record is removed before the files. So a stop in between leaves a directory
-        # without a record, and never a record without a directory.
+        # The metadata record is removed before the files. So if the daemon stops between the two
+        # steps, a directory without a record remains, and never a record without a directory.
         await self._records.removed(name)
         try:
             await asyncio.to_thread(self._data_dir.delete_log, name)
@@ -415,8 +416,8 @@ class StreamMaker:
             if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
                 self._broken[name] = f"its deletion failed: {error}"
                 raise
-            # The directory was already renamed, so it is no longer a stream; the next start removes
-            # the rest.
+            # The directory was already renamed, so it no longer counts as a stream. The next start
+            # removes the rest.
             logger.warning("stream-files-left stream=%s error=%s", name, error)
         self._broken.pop(name, None)
         self.lost.discard(name)
@@ -453,7 +454,7 @@ def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None)
         else:
             settings = stored_settings(name, log)
             if origin == "config":
-                origin = "api"  # no longer in the file, so the API may change the stream now
+                origin = "api"  # the stream is no longer in the file, so the API may change it now
         codec_named(settings.compression)
         log.config = log_config(settings)
     except Exception:
@@ -472,9 +473,9 @@ def make_sequencer(
     is_leading: bool = True,
     ids: LearnedIds | None = None,
 ) -> Sequencer:
-    """Create a sequencer that continues where the log ends. Reads message ids from the log, unless
-    a snapshot has them; with `ids`, only from the end of `ids` on. A follower's sequencer judges no
-    messages, and needs no ids."""
+    """Create a sequencer that continues at the end of the log. Message ids come from a snapshot, or
+    are read from the log; if `ids` is given, only from the end of `ids` on. A follower's sequencer
+    judges no messages, and needs no ids."""
     known = None if ids is None else learn_more(log, ids, now_ns)
     if known is not None:
         dedupe = known.dedupe

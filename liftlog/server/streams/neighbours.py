@@ -11,12 +11,13 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.settings import StreamSettings
 
 _DEPTH = 3
-"""Number of tokens by which subjects are grouped. The subjects of many streams may begin with the
-same one or two tokens, such as `$KV`."""
+"""Number of tokens by which subjects are grouped. It is 3 because the subjects of many streams may
+begin with the same one or two tokens, such as `$KV`."""
 
 
 class Neighbours:
-    """Gives each stream this information. Belongs to the event loop."""
+    """Gives each stream the information that it needs about other streams. Belongs to the event
+    loop."""
 
     def __init__(
         self,
@@ -25,8 +26,8 @@ class Neighbours:
         elsewhere: Callable[[], Mapping[str, StreamSettings]],
     ) -> None:
         """`chosen` are subjects to which the operator allows acks. `elsewhere` returns all streams
-        of the cluster, because acks must not be sent to the subjects of any stream, even if it has
-        no host on this node."""
+        of the cluster, including streams that have no host on this node: acks must not be sent to
+        the subjects of any stream."""
         self._chosen = tuple(chosen)
         self.destinations = Destinations(chosen=self._chosen)
         """The subjects to which acks, answers and records may be sent."""
@@ -53,15 +54,15 @@ class Neighbours:
             [subject for one in recorded if one.acks == "off" for subject in one.subjects],
             self._chosen,
         )
-        # Streams with the same neighbours share a map: a thousand streams with one map each would
-        # block the event loop for a second.
+        # Streams with the same neighbours share a map. If each of a thousand streams had its own
+        # map, the update would block the event loop for a second.
         self._siblings = {}
         for host in hosts:
             self.joined(host)
 
     def added(self, host: StreamHost) -> None:
-        """Add a new stream, as `changed` does, but in a time that does not grow with the number of
-        streams. Only a stream with a new queue group is compared with all streams."""
+        """Add a new stream, as `changed` does. The time does not grow with the number of streams.
+        Only a stream with a new queue group is compared with all streams."""
         name, settings = host.name, host.settings
         if name in self._recorded or self._hosts.get(name) is not host:
             self.changed()
@@ -103,8 +104,8 @@ class Neighbours:
         ]
 
     def overlapping(self, subjects: Sequence[str]) -> dict[str, StreamSettings]:
-        """Return the streams, including the daemon's own ones, that may store a message on one of
-        these patterns. In a cluster, includes the streams of other nodes."""
+        """Return the streams that may store a message on one of these patterns. This includes the
+        daemon's own streams and, in a cluster, the streams of other nodes."""
         near = self._recorders.of_subjects(subjects)
         return {name: one for name, one in near.items() if overlap_any(one.subjects, subjects)}
 
@@ -130,7 +131,7 @@ class Recorders:
             self.add(name, settings)
 
     def add(self, name: str, settings: StreamSettings) -> None:
-        """Add a stream that the caller has added to the mapping `recorded`."""
+        """Add a stream that the caller has already added to the mapping `recorded`."""
         for subject in settings.subjects:
             group = self._all
             for token in subject.split(".", _DEPTH)[:_DEPTH]:
@@ -170,7 +171,8 @@ class _Group:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        """Streams with a subject that ends here, or, at the greatest depth, continues."""
+        """The streams with a subject that ends here. At the greatest depth, also the streams with a
+        subject that continues."""
         self.below: dict[str, _Group] = {}
         """The groups with one token more, by that token."""
 

@@ -71,7 +71,7 @@ class OwnCatalog:
         try:
             first = asyncio.FIRST_COMPLETED
             await asyncio.wait((changed, hurrying), timeout=seconds, return_when=first)
-        finally:  # the creations and deletions themselves go on
+        finally:  # when the wait is cancelled, the creations and deletions continue
             changed.cancel()
             hurrying.cancel()
 
@@ -140,7 +140,7 @@ class OwnCatalog:
         return False
 
     def check_end_is_known(self, name: str) -> None:
-        """Do nothing, because clients cannot have read more from another leader."""
+        """Do nothing, because no other leader exists from which clients could have read more."""
 
     def may_read_copy(self, name: str, replica: str) -> bool:
         return False
@@ -182,7 +182,8 @@ class OwnCatalog:
         return await self._complete(self._create(name, settings), f"create-{name}")
 
     async def _complete(self, change: Coroutine[Any, Any, _T], name: str) -> _T:
-        """Make a change that continues if the caller is cancelled, because its thread does."""
+        """Complete a change even if the caller is cancelled, because the change's thread also
+        continues."""
         task = asyncio.create_task(change, name=name)
         self._changes.add(task)
         task.add_done_callback(self._completed)
@@ -191,12 +192,13 @@ class OwnCatalog:
     def _completed(self, task: asyncio.Task[Any]) -> None:
         self._changes.discard(task)
         if not task.cancelled():
-            task.exception()  # its caller may have been cancelled
+            # The caller may have been cancelled, so that nobody reads the exception.
+            task.exception()
 
     async def _create(self, name: str, settings: StreamSettings) -> StreamHost:
         hosted = self.hosted
         async with hosted.names.held(name), self._turns:
-            # Only now: a stop does not wait for those that have not begun.
+            # Checked only now, because a stop does not wait for creations that have not begun.
             hosted.check_creatable(name)
             host = hosted.hosts.get(name)
             is_new = host is None
@@ -215,16 +217,17 @@ class OwnCatalog:
         return host
 
     async def _undo_creation(self, host: StreamHost) -> None:
-        """Remove a stream for which NATS refuses the subscription. The caller of the creation gets
-        this refusal. Without the removal, the daemon would repeat the subscription without end."""
+        """Remove a stream for which NATS refuses the subscription. The creator of the stream gets
+        this refusal as its error. Without the removal, the daemon would repeat the subscription
+        forever."""
         hosted = self.hosted
         async with hosted.changes, hosted.names.held(host.name):
             if hosted.hosts.get(host.name) is not host or hosted.closing:
                 return
             await hosted.attachments.detach(host)
             if host.sequencer.next_offset > host.settings.initial_offset:
-                # NATS allows some of its subjects, and messages on those may already have been
-                # acked.
+                # NATS allows some of the stream's subjects, and messages on these may already have
+                # been acked.
                 hosted.attachments.want(host)
                 logger.warning("stream-kept stream=%s cause=nats-refused-a-part", host.name)
                 return

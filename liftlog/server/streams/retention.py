@@ -39,9 +39,9 @@ def decide_retention(
     by_time: bool = True,
     after_leases: bool = False,
 ) -> RetentionDecision | None:
-    """Return the decision about records to remove now; None if no record is to be removed. May read
-    batch headers, and leases that were not read yet. With `after_leases`, decide as if all leases
-    had ended.
+    """Return the decision about records to remove now. Return None if no record is to be removed.
+    May read batch headers, and leases that were not read yet. If `after_leases` is true, decide as
+    if all leases had ended.
 
     Raises StorageError if the leases cannot be read, so that no record with a lease is deleted.
     """
@@ -96,7 +96,7 @@ def _counted(view: ReadView) -> Sequence[Segment | _Remaining]:
 
 
 class _Remaining:
-    """A segment for a decision that counts only the records that are not erased."""
+    """A segment, for a decision that counts only the records that are not erased."""
 
     __slots__ = ("record_count", "segment")
 
@@ -130,8 +130,8 @@ def _offset_of_record(log: Log, counted: Segment | _Remaining, number: int) -> i
     try:
         return log.offset_of_record(segment, number)
     except StorageError as error:
-        # The file may have been deleted, or the disk fails. Then a few records too many are kept,
-        # which is safe.
+        # The file may have been deleted, or the disk may have failed. Retention then keeps a few
+        # records too many, which is safe.
         logger.warning("records-not-counted segment=%s error=%s", segment.path, error)
         return segment.base_offset + number
 
@@ -139,8 +139,9 @@ def _offset_of_record(log: Log, counted: Segment | _Remaining, number: int) -> i
 def remove_decided(
     log: Log, decision: RetentionDecision, now_ns: int, *, delete_segments: int | None = None
 ) -> int:
-    """Carry out a decision, as far as newer leases allow it. Returns the number of bytes freed.
-    With `delete_segments`, delete at most this number of files. Raises StorageError, DiskFull."""
+    """Carry out a decision. Keeps the records of leases that were granted after the decision.
+    Returns the number of bytes freed. `delete_segments` limits the number of files that are
+    deleted. Raises StorageError, DiskFull."""
     count = decision.delete_segments if delete_segments is None else delete_segments
     start, held_from = decision.log_start_offset, log.leases.low_bound(now_ns)
     if held_from is not None and held_from < start:
@@ -187,7 +188,7 @@ def removes_too_much(log: Log, settings: StreamSettings, now_ns: int) -> bool:
     the leases have ended."""
     try:
         decision = decide_retention(log, settings, now_ns, after_leases=True)
-    except StorageError:  # retention does not run in this case either
+    except StorageError:  # in this case retention deletes nothing either
         return False
     return decision is not None and is_large(log, decision)
 
@@ -203,7 +204,7 @@ def truncate_before(
 ) -> int:
     """Make `offset` the log start; returns the number of bytes freed. Durable on return.
 
-    Files that are still needed to recognise duplicates stay until retention removes them; if
+    Files that are still needed to recognise duplicates stay until retention removes them. If
     `delete_files` is False, all files stay. Does nothing if `offset` is at or below the current log
     start. Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds records
     below `offset`, StorageError, DiskFull.

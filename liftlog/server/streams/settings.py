@@ -31,7 +31,7 @@ SWITCHES = ("paused", "read_only")
 
 def is_overridable(setting: str) -> bool:
     """Return True if the API may change this setting even for a stream of the configuration file.
-    With such settings an operator stops publishers or frees disk space."""
+    With such a setting, an operator stops publishers or frees disk space."""
     return setting in SWITCHES or setting.startswith("retention.")
 
 
@@ -68,11 +68,11 @@ def differences(have: StreamSettings, want: StreamSettings) -> list[Difference]:
 
 
 def check_same(name: str, origin: str, have: StreamSettings, want: StreamSettings) -> None:
-    """Raise Conflict if a stream is created again with other settings. To create it again with the
+    """Raise Conflict if a stream is created again with other settings. Creating it again with the
     same settings is allowed.
 
     A stream that an operator has paused or set read-only may be created again without these
-    settings, because an application that creates its streams at each start should not resume them.
+    settings. An application that creates its streams at each start should not resume them.
     """
     found = [
         (path, old, new)
@@ -140,7 +140,7 @@ def with_overrides(
 ) -> tuple[StreamSettings, dict[str, list[Any]]]:
     """Return the settings of the file with the overrides of the API, and the overrides. An override
     is dropped if the value in the file has changed since the override was set. `stored` comes from
-    the manifest; unusable content in it is ignored."""
+    the manifest. Unusable content in it is ignored."""
     if not stored or not isinstance(stored, Mapping):
         return configured, {}
     in_file = _flatten(configured.to_yaml_dict())
@@ -188,17 +188,17 @@ def settings_of(record: StreamMetadata) -> StreamSettings:
 def origin_of(record: StreamMetadata) -> str:
     """Return the origin, which decides who may change the stream.
 
-    A configuration file can create a replicated stream, but cannot change it: each node has its own
-    file, and nodes start one after the other. So the metadata record takes precedence, and only the
-    API changes the stream.
+    A configuration file can create a replicated stream, but cannot change it. The reason is that
+    each node has its own file, and nodes start one after the other. So the metadata record takes
+    precedence, and only the API changes the stream.
     """
     origin = str(record.settings.get("origin", "api"))
     return "api" if origin == "config" else origin
 
 
 def differences_from_file(record: StreamMetadata, configured: StreamSettings) -> list[Difference]:
-    """Return the settings of a node's file that differ from the metadata record, except switches.
-    Raises InvalidArgument."""
+    """Return the settings of a node's file that differ from the metadata record. Switches
+    (`SWITCHES`) are not compared. Raises InvalidArgument."""
     found = differences(settings_of(record), configured)
     return [one for one in found if one[0] not in SWITCHES]
 
@@ -208,7 +208,7 @@ def differences_from_file(record: StreamMetadata, configured: StreamSettings) ->
 
 async def save_metadata(host: StreamHost) -> None:
     """Store the value that `host.metadata()` returns when the exclusive call runs. A failure is
-    only logged, because the values are valid in memory and the next change stores them."""
+    only logged: the values in memory are in force, and the next change stores them."""
     try:
         await host.run_exclusive(lambda: host.log.structure.set_metadata(host.metadata()))
     except LiftlogError as error:
@@ -225,9 +225,9 @@ def stored_settings(name: str, log: Log) -> StreamSettings:
 
 
 def has_new_settings(host: StreamHost) -> bool:
-    """Return True if the settings differ from the settings with which the stream was last served,
-    or if the earlier settings cannot be parsed because another version of liftlog has written
-    them."""
+    """Return True if the settings differ from the settings with which the stream was last served.
+    Also return True if the earlier settings cannot be parsed because another version of liftlog has
+    written them."""
     try:
         return host.settings != stored_settings(host.name, host.log)
     except LiftlogError:

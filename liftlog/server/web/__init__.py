@@ -23,6 +23,6 @@ picture      the drawing of the topology: filters, streams, readers, and lines b
 formats      numbers, sizes, times and drawings for people
 answers      renders templates; answers with HTML, JSON and files, and their headers
 
-Each page is made from one plain value (`Shown.data`). The page's address plus `.json` returns this
-value as JSON.
+Each page is rendered from one plain value (`Shown.data`). The page's address plus `.json` returns
+this value as JSON.
 """

@@ -83,7 +83,7 @@ def check_changeable(asked: Asked) -> None:
     """Check that the viewer may change the stream. Raises Forbidden, and InvalidArgument for a
     stream of the daemon's own.
 
-    Writes only refusals to the audit log, because opening the page changes nothing.
+    Opening a page changes nothing, so only refusals are written to the audit log.
     """
     if asked.stream.startswith("_") or not asked.may("admin", asked.stream):
         asked.authorize("admin")

@@ -47,7 +47,7 @@ class Parts:
     pace: Pace
     spread: SpreadWork = field(default_factory=SpreadWork)
     searching: FairLock = field(default_factory=FairLock)
-    """A lock that is held during each step of a search through a log. Viewers take turns, because
+    """A lock that a search holds during each of its steps. Viewers take turns at it, because
     commits also need the time of the interpreter. So all searches together take no more time than
     one search."""
 
@@ -79,7 +79,7 @@ class Asked:
 
     @property
     def party(self) -> str:
-        """The party of this request; parties take turns at the searches."""
+        """The party of this request. Parties take turns at the searches."""
         return self.viewer.principal or self.peer
 
     @property
@@ -102,8 +102,8 @@ class Asked:
         return await carry_out(caller, message)
 
     async def describe(self) -> StreamInfo:
-        """Return the leader's description of the stream of the page, or this node's description if
-        no leader can be reached."""
+        """Return the leader's description of the page's stream. If no leader can be reached, return
+        this node's description."""
         try:
             answer = await self.carry_out(DescribeStream(self.stream))
         except (NotLeader, NotReady):
@@ -131,8 +131,8 @@ class Asked:
         return found
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
-        """Return a query parameter, one of `known`; the first of them if it is missing. Raises
-        InvalidArgument for any other value."""
+        """Return a query parameter. Its value must be one of `known`. If it is missing, return the
+        first of `known`. Raises InvalidArgument for any other value."""
         found = self.text(name) or known[0]
         if found not in known:
             raise InvalidArgument(f"{name}: expected one of {', '.join(known)}")
@@ -152,14 +152,14 @@ class Asked:
 class Shown:
     """The values of a page.
 
-    `data` is returned as JSON at the page's address plus `.json`. The template receives no other
-    values from the daemon. `extra` is only for the form of the page: values of fields, links.
-    `draw` returns further values for `extra`. It is not called for the JSON, because computing a
-    picture takes more time than computing its values.
+    The page's address plus `.json` returns `data` as JSON. The template receives no other values
+    from the daemon. `extra` is only for the layout of the page: values of fields, links. `draw`
+    returns further values for `extra`. It is not called for the JSON, because computing a picture
+    takes more time than computing its values.
 
-    `refused` is set if the form contained an error: the page shows the form with the reasons, and
-    the JSON address returns this error. `moved_to` is set if a form was carried out: the browser
-    continues with that page.
+    `refused` is set if the form contained an error. The page then shows the form with the reasons,
+    and the JSON address returns this error. `moved_to` is set if a form was carried out. The
+    browser then continues with that page.
     """
 
     title: str

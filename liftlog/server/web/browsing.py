@@ -1,5 +1,5 @@
-"""Finds the records of one page: those that match the viewer's form and that the viewer may read,
-the newest or the oldest first.
+"""Finds the records of one page. They match the viewer's form, and the viewer may read them. The
+newest or the oldest record comes first.
 
 The log is read in the threads that all searches share, a limited amount at a time. A search without
 a match stops at a time limit and reports the offset at which it can continue.
@@ -24,8 +24,8 @@ from liftlog.server.web.pace import Pace, Paced
 _SEARCH_SECONDS = 0.7
 """Time limit of one page. The page then shows the records found so far."""
 _SHOWN_SECONDS = 0.3
-"""Shorter time limit for a page with at least one record, because the viewer wants to see the first
-match soon."""
+"""Time limit of one page, in seconds, that has at least one record. It is shorter, because the
+viewer wants to see the first match soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Wanted:
     """The records that a viewer requests: those that match `selection`, have a time in [`since_ns`,
     `until_ns`) and an offset of at least `above`.
 
-    The list begins at `offset`. Without `offset` it begins with the newest of these records if
+    The list begins at `offset`. If `offset` is None, it begins with the newest of these records if
     `is_newest_first` is set, and with the oldest otherwise.
     """
 
@@ -56,11 +56,11 @@ Row = dict[str, Any]
 
 
 class Found(NamedTuple):
-    """The rows of one page. The search can continue at `next_offset`; with `at_end`, no further
-    record exists yet.
+    """The rows of one page. The search can continue at `next_offset`. If `at_end` is true, no
+    further record exists yet.
 
-    `span` is the range of offsets that the list can reach. Of these offsets, the first `looked_at`
-    in the order of the list have been examined.
+    `span` is the range of offsets that the list can reach. `looked_at` is the number of these
+    offsets that were examined, in the order of the list.
     """
 
     first_offset: int
@@ -73,7 +73,7 @@ class Found(NamedTuple):
 
 
 async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item], Row]) -> Found:
-    """Find the records and convert each to a row with `row` at once, so that the records themselves
+    """Find the records. `row` converts each record to a row at once, so that the records themselves
     need not stay in memory.
 
     Raises LiftlogErrors, for example if the stream does not exist or the viewer may not read it.

@@ -1,7 +1,7 @@
 """Search conditions on the values of records: a text, a field of JSON, a regular expression.
 
 A condition examines a column of values in steps of about 128 KiB. During a step it may hold the
-interpreter lock, which commits also need.
+interpreter lock. Commits also need this lock.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _MAX_WORK = 500_000_000
 """Maximum product of the size of a value in bytes and the number of steps of the program. With the
 worst expression and value, a search takes about 2.5 s."""
 _TOGETHER = 64
-"""Number of values that are first joined and searched together, because a call of RE2 takes as long
-as a search of a few hundred bytes."""
+"""Number of values that are first joined and searched together. Without this, short values would be
+slow, because a call of RE2 takes as long as a search of a few hundred bytes."""
 _NO_LEAST_COUNT = re.compile(r"(?<!\\)\{,(\d+)\}")
 _NOT_VALID = "the expression is not valid"
 _MAX_REASON = 80
@@ -66,7 +66,7 @@ def _expression(text: str) -> Expression:
 
 def parts_of(values: BinaryColumn, size: int) -> Iterator[tuple[int, BinaryColumn]]:
     """Yield parts of a column, each with the index of its first item. A part has about `size`
-    bytes, or one longer value."""
+    bytes, or contains a single longer value."""
     first, count = 0, len(values)
     while first < count:
         limit = int(values.ends[first]) + size
@@ -85,8 +85,8 @@ class Contains:
     def __init__(self, text: str, *, step_bytes: int = _STEP_BYTES) -> None:
         """`step_bytes` is the approximate size of the values that one step searches."""
         self._step_bytes = step_bytes
-        # Quotes and backslashes are not escaped, because the JSON may itself contain JSON in a
-        # text.
+        # Quotes and backslashes are not escaped, because a text inside the JSON may itself contain
+        # JSON.
         escaped = _OUTSIDE_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
         self._wanted = dict.fromkeys(_encoded(one).lower() for one in (text, escaped))
 
@@ -185,8 +185,8 @@ class Expression:
 
 def _sees_edges(text: str) -> bool:
     """Return True if the expression might match a single value although it does not match several
-    values joined, because it tests for the edge of a text or of a word. Returns True in case of
-    doubt."""
+    joined values. This is possible if it tests for the edge of a text or of a word. Returns True in
+    case of doubt."""
     without_escapes = re.sub(r"\\.", "", text, flags=re.DOTALL)
     outside_classes = without_escapes.replace("[^", "")
     return bool(re.search(r"\\[AzbBQ]", text) or re.search(r"[$^]", outside_classes))
@@ -271,8 +271,8 @@ def found_at(value: Any, path: Path) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Unusual:
-    """Signs that a value may be written in an unusual form, so that a search for its usual bytes is
-    not sufficient: escapes in a text, exponents in a number."""
+    """Signs that a value may be written in an unusual form: escapes in a text, exponents in a
+    number. A search for the usual bytes of the value is then not sufficient."""
 
     escapes: re.Pattern[bytes]
     exponents: bool
@@ -291,15 +291,15 @@ class _Unusual:
 
 @dataclass(frozen=True, slots=True)
 class FieldIs:
-    """Matches a value whose JSON has the field, with a value that satisfies the comparison. A
-    number is compared with numbers, and a quoted text with texts. 17 without quotes also equals the
-    text "17"."""
+    """Matches a value if its JSON has the field and the field satisfies the comparison. A number is
+    compared with numbers, and a quoted text with texts. 17 without quotes also equals the text
+    "17"."""
 
     path: Path
     compare: Callable[[Any, Any], Any] | None
     wanted: tuple[Any, ...]
     needle: bytes
-    """Bytes that every match contains, unless a part of the value is in an unusual form."""
+    """Bytes that every match contains. Values with a part in an unusual form are an exception."""
     unusual: _Unusual
 
     @classmethod
@@ -317,7 +317,7 @@ class FieldIs:
             raise InvalidArgument(f"{_HELP}; there is nothing after {sign}")
         wanted = _literal(literal)
         if sign[0] in "<>":
-            wanted = wanted[:1]  # `<` and `>` compare 5 with numbers only
+            wanted = wanted[:1]  # `<` and `>` compare the literal 5 with numbers only
             if isinstance(wanted[0], bool | None):
                 raise InvalidArgument(f"{_HELP}; only numbers and texts are less or greater")
         if sign in ("=", "==") and not isinstance(wanted[0], bool | float | None):
@@ -372,7 +372,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _literal(text: str) -> tuple[Any, ...]:
-    """Return the values to compare with: the parsed JSON and, unless the literal is quoted, also
+    """Return the values to compare with: the parsed JSON and, if the literal is not quoted, also
     the literal as a text."""
     try:
         value = json.loads(text)

@@ -28,8 +28,8 @@ MAX_SHOWN_BYTES = 64 * 1024
 PREVIEW_CHARS = 240
 _HEX_BYTES = 16 * 1024
 LOOKED_AT_BYTES = 4096
-"""Number of bytes at the start of a value that are examined to decide whether the value is shown as
-text."""
+"""Number of bytes at the start of a value that are examined. They determine whether the value is
+shown as text."""
 _PREVIEWED_BYTES = 8 * 1024
 
 _CONTROL = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}
@@ -46,8 +46,8 @@ _NAMES = {"json": "JSON", "msgpack": "msgpack"}
 
 
 class Content(NamedTuple):
-    """A value as a page shows it. `view` is the view in use. `problem` is the reason why `view` is
-    not the requested view, or the size of the part that is left out."""
+    """A value as a page shows it. `view` is the view in use. `problem` is the reason why `view`
+    differs from the requested view, or the size of the part that is left out."""
 
     view: str
     text: str
@@ -100,8 +100,8 @@ def preview(raw: bytes | None, view: str = "auto") -> Content:
 
 def _shown(raw: bytes, view: str, bounds: _Bounds) -> Content:
     problem = ""
-    # The text is shown in the form in which it was sent. Parsing it would be most of the cost of a
-    # page of 250 rows.
+    # The text is shown in the form in which it was sent. Parsing it would use most of the time of a
+    # page with 250 rows.
     is_parsed = bounds is _WHOLE or len(raw) <= _PREVIEWED_BYTES
     if is_parsed and (view == "json" or (view == "auto" and raw[:1] in (b"{", b"["))):
         found = _outlined("json", outline_json, raw, bounds)
@@ -115,7 +115,7 @@ def _shown(raw: bytes, view: str, bounds: _Bounds) -> Content:
             return found
         problem = found
     if view == "auto" and not problem.startswith(_TOO_DEEP):
-        problem = ""  # the format was only a guess
+        problem = ""  # msgpack was only a guess
     looked_at = raw[: bounds.raw_bytes]
     as_text = view == "text" or (view != "hex" and is_text(raw))
     other = _text(looked_at) if as_text else _hex(looked_at)
@@ -139,8 +139,8 @@ def is_text(raw: bytes) -> bool:
 
 
 def as_key(raw: bytes | None) -> str | None:
-    """Return the key as text if it is valid UTF-8, else as `hex:...`. The filter for keys accepts
-    both forms."""
+    """Return the key as text if it is valid UTF-8, and as `hex:...` otherwise. The filter for keys
+    accepts both forms."""
     if raw is None:
         return None
     try:

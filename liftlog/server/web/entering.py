@@ -50,8 +50,8 @@ class Entering:
         self._callers.check_origin(request)
 
     def recognized(self, request: web.Request) -> str | None:
-        """Return the principal of a request, if its token was checked before, or if its cookie
-        belongs to a session. The request still has to be identified."""
+        """Return the principal of a request, if its token was checked before or its cookie belongs
+        to a session. Even then, `viewer` must still identify the request."""
         if "Authorization" in request.headers:
             return self._callers.recognized(request)
         session = self._sessions.find(request.cookies.get(COOKIE), self.policy)
@@ -121,7 +121,7 @@ def login_path(request: web.Request) -> str:
 
 def is_encrypted(request: web.Request) -> bool:
     """Return True if the browser's connection is encrypted. The header of a proxy is trusted,
-    because a wrong header can only make the cookie more restricted."""
+    because with a wrong header the cookie can only become more restricted."""
     forwarded = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip().lower()
     return request.secure or forwarded == "https"
 

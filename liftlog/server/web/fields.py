@@ -39,7 +39,7 @@ class Fields:
         return cls(names, [parse_path(name) for name in names])
 
     def of(self, raw: bytes | None) -> list[str | None]:
-        """Return a text for each field, or None for a field that the value lacks."""
+        """Return a text for each field; None for a field that the value does not have."""
         nothing: list[str | None] = [None] * len(self.names)
         if not raw or len(raw) > MAX_SHOWN_BYTES:
             return nothing
@@ -77,8 +77,8 @@ def _cell(value: Any, path: Path) -> str | None:
 
 class Pair(NamedTuple):
     """One line of a comparison. `kind` is `same`, `changed` or `skipped`. A `skipped` line stands
-    for `left_out` equal lines that are not shown. The text of a side is None if the line exists
-    only on the other side."""
+    for `left_out` equal lines that are not shown. If a line exists on one side only, the text of
+    the other side is None."""
 
     kind: str
     left: str | None
@@ -87,7 +87,7 @@ class Pair(NamedTuple):
 
 
 def compared(left: str, right: str) -> list[Pair]:
-    """Return the lines of two texts side by side; only the first MAX_LINES lines of each text are
+    """Return the lines of two texts side by side. Only the first MAX_LINES lines of each text are
     compared."""
     old, new = left.split("\n")[:MAX_LINES], right.split("\n")[:MAX_LINES]
     pairs: list[Pair] = []
@@ -101,8 +101,8 @@ def compared(left: str, right: str) -> list[Pair]:
 
 
 def _steps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, int, int, int, int]]:
-    """Return the opcodes of SequenceMatcher. For two long, different texts, frequent lines are
-    ignored (`autojunk`), because an exact comparison could take a second."""
+    """Return the opcodes of SequenceMatcher. If two texts are long and different, frequent lines
+    are ignored (`autojunk`), because an exact comparison could take a second."""
     shorter = min(len(old), len(new))
     head = next((at for at in range(shorter) if old[at] != new[at]), shorter)
     rest = shorter - head
@@ -119,7 +119,7 @@ def _steps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, int, i
 
 
 def _equal(lines: Sequence[str], *, is_first: bool, is_last: bool) -> Iterator[Pair]:
-    """Yield a block of equal lines; the lines that are far from any change are replaced by one
+    """Yield a block of equal lines. Lines that are far from any change are replaced by one
     `skipped` line."""
     before = 0 if is_first else _AROUND
     after = 0 if is_last else _AROUND

@@ -48,8 +48,8 @@ def percent(ratio: float) -> str:
 
 
 def moment(timestamp_ns: int) -> str:
-    """Format a time in ns since 1970, like `2026-01-02 03:04:05.678 UTC`; `none` if it is 0 or
-    less."""
+    """Format a time in ns since 1970, like `2026-01-02 03:04:05.678 UTC`. The result is `none` if
+    the time is 0 or less."""
     if timestamp_ns <= 0:
         return "none"
     try:
@@ -81,8 +81,11 @@ def ago(timestamp_ns: int, now_ns: int) -> str:
 def parse_moment(text: str) -> int | None:
     """Parse a time and return it in ns since 1970; return None for any other text.
 
-    Accepts ISO 8601 (in UTC unless it names another zone; `today` or `yesterday` may replace the
-    date), seconds since 1970, and a time ago (`15m`, `2h`, `3d`).
+    Accepts these forms:
+
+    - ISO 8601, in UTC unless it names another zone; `today` or `yesterday` may replace the date
+    - seconds since 1970
+    - a time before now (`15m`, `2h`, `3d`)
     """
     text = text.strip()
     for word, days in (("today", 0), ("yesterday", 1)):
@@ -116,7 +119,8 @@ _MIN_WIDTH, _MIN_MARK = 6.0, 3.0
 _MARK = 8.0
 """Width of the mark that shows a consumer's position."""
 KINDS = ("compacted", "sealed", "active", "damaged")
-"""Kinds of segments. A part with several kinds is drawn as the kind that is last in this order."""
+"""Kinds of segments. If a part of the bar contains several kinds, it is drawn as the kind that
+comes last in this order."""
 
 
 def segment_parts(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -30,10 +30,10 @@ SPANS = {
 }
 FINEST = "5m"
 MAX_LONG = 2000
-"""Maximum number of streams for which all spans are kept, at 18 KiB per stream. Further streams
-have only the finest span, at 5 KiB."""
+"""Maximum number of streams for which all spans are kept. All spans of a stream take 18 KiB. For
+further streams only the finest span is kept, which takes 5 KiB."""
 DAEMON = ""
-"""Name of the daemon's own history. The name is empty, because no stream has an empty name."""
+"""Name of the daemon's own history. It is empty, because no stream has an empty name."""
 _BETWEEN = "/"
 """Separator of two names; it occurs in no name of a stream, a consumer or a group."""
 _PER_TURN = 100
@@ -42,13 +42,16 @@ _PER_TURN = 100
 class Reading(NamedTuple):
     """The counters and levels at one moment.
 
-    A point of the history is computed from two readings. `totals` only grow, and a point holds
-    their growth per second. For `events`, a point holds the growth. `timings` count observations in
-    the buckets of LATENCY_BOUNDS; a point holds the median and the 99th percentile, in seconds, of
-    the observations between the two readings. For `levels` a point holds the newer value.
+    A point of the history is computed from two readings:
+
+    - `totals` only grow. A point holds their growth per second.
+    - `events` only grow. A point holds their growth.
+    - `timings` count observations in the buckets of LATENCY_BOUNDS. A point holds the median and
+      the 99th percentile, in seconds, of the observations between the two readings.
+    - `levels` rise and fall. A point holds the newer value.
 
     The first two `totals` are records and received bytes. A reading is immutable. If nothing has
-    changed, the caller can pass the same object again, which `add` detects quickly.
+    changed, the caller can pass the same object again; `add` detects this quickly.
     """
 
     totals: Mapping[str, float]
@@ -106,7 +109,7 @@ class _Series:
         return self._values
 
     def add(self, reading: Reading, at: float, wall: float) -> None:
-        """Add a point. Skips it if the previous point is less than a step old."""
+        """Add a point. Skips it if the previous point is less than one step old."""
         seconds, last = at - self._at, self._last
         if seconds < self._span.seconds - INTERVAL_SECONDS / 2:
             return
@@ -165,8 +168,8 @@ def _point(reading: Reading, last: Reading, seconds: float) -> dict[str, float]:
 class History:
     """The histories of all streams. Belongs to the event loop.
 
-    The code on the path of messages only increases counters, which are read every few seconds. The
-    history is lost at a restart, because metrics exist for longer periods.
+    The code on the path of messages only increases counters. The history reads these counters every
+    few seconds. It is lost at a restart; for longer periods, use the metrics.
     """
 
     def __init__(

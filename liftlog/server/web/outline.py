@@ -1,8 +1,8 @@
 """Writes JSON and msgpack values as indented text of limited size, and adds colours and marks for
 folding to such a text. Pure.
 
-The text of an indented value can be far longer than the value: 64 KiB can take megabytes. Therefore
-the writer stops at the limits, and does not truncate a finished text.
+The text of an indented value can be far longer than the value: the text of 64 KiB can take
+megabytes. Therefore the writer stops at the limits, instead of truncating a finished text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNPACKING = {"raw": True, "strict_map_key": False, "timestamp": 0}
 
 
 class Outline(NamedTuple):
-    """The indented text of a value. `is_whole` is False if a limit cut it off."""
+    """The indented text of a value. `is_whole` is False if the text ends at a limit."""
 
     text: str
     is_whole: bool
@@ -74,7 +74,7 @@ def _unpacker(raw: bytes) -> Any:
 def _check_msgpack(raw: bytes) -> None:
     """Raise ValueError unless `raw` is exactly one msgpack value.
 
-    The C library skips over the values without allocating memory for a length that a header only
+    The C library skips over the values. It allocates no memory for a length that a header only
     declares. So after this check, unpacking cannot allocate more than the content of `raw`.
     """
     unpacker = _unpacker(raw)
@@ -119,7 +119,7 @@ class _Writer:
     def block(
         self, brackets: str, count: int, depth: int, write_one: Callable[[int], None]
     ) -> None:
-        """Write `count` items, each on a line of its own."""
+        """Write `count` items, each on its own line."""
         if not count:
             self.put(brackets)
             return
@@ -203,8 +203,8 @@ Part = tuple[str, str]
 
 class Line(NamedTuple):
     """One line of an outline. `folds` is 1 if a block begins with this line, -1 if a block ends
-    with it, else 0. `parts` are pairs of a kind and a text; for punctuation and blanks, the kind is
-    empty."""
+    with it, and 0 otherwise. `parts` are pairs of a kind and a text. The kind is empty for
+    punctuation and blanks."""
 
     folds: int
     parts: list[Part]

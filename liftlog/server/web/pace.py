@@ -1,8 +1,8 @@
 """Slows down searches while messages are being stored, so that publishers do not wait longer for
 acks.
 
-A search computes in a thread. Commits also run Python code, and wait while the search holds the
-interpreter lock. Each step of a commit may then wait for half a millisecond, or for one call into
+A search runs in a thread. Commits also run Python code, and wait while the search holds the
+interpreter lock. Each step of a commit may then wait for half a millisecond, or for one call of
 numpy. Therefore, while messages are stored, a search works for a few milliseconds and then pauses
 for the same time. During the pause the messages that have arrived are committed and acked.
 """
@@ -26,8 +26,8 @@ PART_BYTES = 64 * 1024
 
 
 class Pace:
-    """Paces the searches of all viewers; one search computes at a time. A search calls this object
-    between two small pieces of work, and the call blocks while the search has to pause.
+    """Paces the searches of all viewers. Only one search works at a time. A search calls this
+    object between two small pieces of work. The call blocks while the search has to pause.
 
     `stored` returns a number that changes when messages arrive or are stored. `stored` is called in
     the search's thread.

@@ -1,7 +1,7 @@
 """The consumers and groups of all streams for the pages, listed at most once a second.
 
 A daemon can have ten thousand consumers, and any viewer can request the pages that list them. So
-all viewers share one listing, which is made at most once a second. Each page shows only those
+all viewers share one listing, which is created at most once a second. Each page shows only the
 entries that its viewer may see.
 """
 
@@ -34,8 +34,8 @@ _FEW = 100
 _ROWS_PER_SLICE = 100
 
 _ALL = Gate(None)
-"""A gate that permits everything, for making a listing. Each page that shows the listing asks the
-gate of its viewer."""
+"""A gate that permits everything. It is used to create a listing. Each page that shows the listing
+asks the gate of its viewer."""
 
 Row = dict[str, Any]
 
@@ -124,15 +124,16 @@ class Readers:
             count = len(consumers) + sum(1 + row["members"] for row in groups)
             if count > _FEW:
                 self._kept = made
-                # Counted from the end of the listing, because under load making it may take longer
-                # than the time for which it is reused.
+                # This time counts from the end of the listing. Under load, creating the listing may
+                # take longer than the time for which it is reused.
                 self._good_until = self._now() + min(count * _AGE_PER_READER, MAX_AGE_SECONDS)
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(MAX_AGE_SECONDS, self.forget)
             return made
 
     def forget(self) -> None:
-        """Drop the listing: a reader in it has changed, or the last viewer has left."""
+        """Drop the listing. Called when a reader in it has changed, or when the last viewer has
+        left."""
         self._kept = None
         if self._timer is not None:
             self._timer.cancel()
@@ -216,8 +217,8 @@ async def _by_stream(consumers: list[Row], groups: list[Row]) -> dict[str, Strea
 async def add_seconds(
     rows: list[Row], listing: Listing, broker: Broker, read: Callable[..., Any]
 ) -> None:
-    """Add to each row the time that the oldest unread record of its consumer or group has been in
-    the stream. `read` runs a blocking function in a thread."""
+    """Add a time to each row: the time for which the oldest unread record of the row's consumer or
+    group has been in the stream. `read` runs a blocking function in a thread."""
     behind: list[tuple[Row, Place]] = []
     for row in rows:
         if row["lag"] == 0:
@@ -225,7 +226,7 @@ async def add_seconds(
         elif row["lag"]:
             try:
                 log = broker.readable_stream(row["stream"]).log
-            except LiftlogError:  # deleted meanwhile, or not readable: unknown
+            except LiftlogError:  # the record was deleted meanwhile, or is not readable: unknown
                 continue
             first = max(log.high_watermark - row["lag"], log.log_start_offset)
             behind.append((row, Place(log, row.get("offset", first))))

@@ -44,7 +44,8 @@ class Sessions:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._sessions: OrderedDict[bytes, WebSession] = OrderedDict()  # the oldest use first
+        # The first entry has the oldest use.
+        self._sessions: OrderedDict[bytes, WebSession] = OrderedDict()
         self._secret = secrets.token_bytes(32)
 
     def __len__(self) -> int:
@@ -97,7 +98,7 @@ class Sessions:
 
     def form_token(self, cookie: str | None, purpose: str) -> str:
         """Return the token for a hidden field of the form for `purpose`. A page of another site
-        cannot read the pages of this site, so it cannot get the token."""
+        cannot read the pages of this site, so it cannot obtain the token."""
         text = f"{cookie or ''}\0{purpose}".encode("utf-8", "surrogatepass")
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
 

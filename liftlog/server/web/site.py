@@ -42,8 +42,8 @@ from liftlog.server.web.pages.workers import worker
 
 MAX_REQUESTS, MAX_OF_VIEWER = 16, 4
 """Maximum number of page requests in progress, in total and per viewer. A viewer with fewer
-requests than the second number is always served. Each page can hold the descriptions of all streams
-in memory."""
+requests than the second number is always served. The limits exist because each page can hold the
+descriptions of all streams in memory."""
 MAX_READS, MAX_READS_OF_VIEWER = 8, 2
 """The same limits for pages that read records. Such a page can hold a batch in memory and search
 for a long time. These pages are counted separately, so that searches do not delay other pages."""
@@ -144,7 +144,8 @@ class WebSite:
             if page.view is actions.confirm
         ]
         routes += [web.post(form.path, self._guarded(self._html(form))) for form in FORMS]
-        routes.append(web.get("/ui/{nowhere:.+}", self._guarded(self._nowhere)))  # must be last
+        # This route must be the last.
+        routes.append(web.get("/ui/{nowhere:.+}", self._guarded(self._nowhere)))
         return routes
 
     async def close(self) -> None:
@@ -304,7 +305,7 @@ class WebSite:
     async def _login(self, request: web.Request) -> web.StreamResponse:
         try:
             self._entering.check_origin(request)
-            with identifying(request):  # during the whole time in which the form arrives
+            with identifying(request):  # covers the whole time in which the form arrives
                 form = await entering.read_form(request)
                 entering.check_form(self._parts.sessions, request, form, "sign in")
                 return await self._entering.sign_in(request, form.get("token", "").strip())
@@ -332,7 +333,7 @@ def twin_of(request: web.Request) -> str:
 
 
 def _noticed(found: Sequence[Condition]) -> list[dict[str, Any]]:
-    """Return the conditions for the top of a page: a few of each kind, the most severe kind
+    """Return the conditions for the top of a page: a few of each kind, with the most severe kind
     first."""
     kinds = {one.kind.name: one.kind for one in found}
     return [

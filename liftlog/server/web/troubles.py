@@ -1,8 +1,8 @@
 """The text of a page that cannot show the requested object. Pure.
 
-Messages and hints of errors are written for programs and for a shell. This module rewrites the
-texts for the visitor of a page. If a hint names a command that has an equivalent page, a link to
-that page replaces it.
+Messages and hints of errors are written for programs and for a shell. This module rewrites them for
+the visitor of a page. If a hint names a command, and a page shows the same information, a link to
+that page replaces the command.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Trouble(NamedTuple):
 
 
 def worded(error: Mapping[str, Any], asked: Mapping[str, str]) -> Trouble:
-    """Convert an error to a text for the page. `error` is the error as JSON. `asked` holds the
-    parts of the path, which are not trusted."""
+    """Convert an error to a text for the page. `error` is the error as JSON. `asked` contains the
+    parts of the path. They are not trusted."""
     name, details = error["name"], error["details"]
     message, hint = in_words(error["message"]), error["hint"]
     links: list[tuple[str, str]] = []

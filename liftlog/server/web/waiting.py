@@ -1,9 +1,10 @@
-"""Measures lag as a time: the time for which the next record of a reader has been in its stream.
+"""Measures the lag of a reader as a time: the time for which its next record has been in the
+stream.
 
-Every few seconds, the end offset of each stream is noted with the time. These notes give the
-arrival times of the records of the last minutes, to about a second, without reading any record. For
-a reader that is farther behind, the next record is read once, and again only after the reader has
-moved.
+Every few seconds, the module notes the end offset of each stream with the time. These notes give
+the arrival times of the records of the last minutes, to about a second, without reading any record.
+For a reader that is farther behind, the module reads the next record once. It reads again only
+after the reader has moved.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Waiting:
         self._known: dict[tuple[str, int], float] = {}
 
     async def seconds(self, places: Sequence[Place]) -> list[float]:
-        """Return the time for each place, in seconds: 0 at the end of the stream, NaN if the time
-        is unknown. Call it every few seconds, with all places."""
+        """Return the time for each place, in seconds. It is 0 at the end of the stream, and NaN if
+        it is unknown. Call this every few seconds, with all places."""
         now = self._now()
         self._note({place.log.incarnation: place.log for place in places}, now)
         found: list[float | None] = []
@@ -110,8 +111,8 @@ class _Notes:
         del self._ends[:-_NOTES], self._times[:-_NOTES]
 
     def since(self, offset: int) -> float | None:
-        """Return the arrival time of the record, in seconds since 1970. Infinity if it has not
-        arrived; None if it arrived before the first note."""
+        """Return the arrival time of the record, in seconds since 1970. Return infinity if it has
+        not arrived. Return None if it arrived before the first note."""
         following = bisect_right(self._ends, offset)
         if following == len(self._ends):
             return math.inf
@@ -139,5 +140,5 @@ def _received_ns(place: Place) -> int | None:
             piece.release()
         left = batch.trim(place.offset)
         return int(left.timestamps_ns()[0]) if len(left) else None
-    except LiftlogError:  # damaged or deleted; the stream's page shows which
+    except LiftlogError:  # damaged or deleted; the stream's page shows damage
         return None

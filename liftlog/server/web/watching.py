@@ -26,7 +26,7 @@ class Descriptions:
         self._one_at_a_time = asyncio.Lock()
 
     async def of(self, names: Sequence[str]) -> list[StreamInfo]:
-        """Return the descriptions of the named streams; streams that do not exist are left out."""
+        """Return the descriptions of the named streams. Streams that do not exist are left out."""
         async with self._one_at_a_time:
             if len(self._kept) > _MAX_DESCRIBED:
                 self._kept.clear()

@@ -1,4 +1,4 @@
-"""The views; each returns a `Shown`, from which HTML and JSON are made.
+"""The views. Each returns a `Shown`, from which HTML and JSON are rendered.
 
 overview, charts, access   the daemon; its last hours; principals and their rights
 cluster                    nodes, and replicas of streams

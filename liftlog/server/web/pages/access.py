@@ -66,7 +66,7 @@ async def access(asked: Asked) -> Shown:
 
 def _mine(asked: Asked, policy: Policy, me: str) -> list[dict[str, Any]]:
     """Return the viewer's rights on each stream that the viewer may read. Other streams are left
-    out, so that their existence is not revealed."""
+    out, so that the page does not reveal that they exist."""
     names = [name for name in asked.parts.broker.stream_names() if asked.may("read", name)]
     return [
         {

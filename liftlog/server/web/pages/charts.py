@@ -112,7 +112,7 @@ def drawn(chart: Chart, points: Points, span: Span, now: float) -> dict[str, Any
 
 def _since(points: Points, begin: float) -> Points:
     """Leave out points before `begin`. Such points exist if the machine was suspended or busy,
-    because in these cases the points are further apart than usual."""
+    because the points are then further apart than usual."""
     left_out = bisect_left(points.times, begin)
     if not left_out:
         return points
@@ -151,8 +151,8 @@ def _paths(places: Sequence[float], column: Sequence[float], top: float) -> Iter
 
 
 def _joined(stretch: list[str]) -> str:
-    """Return the `points` of a polyline. A single point becomes a short line, which stays inside
-    the picture at both edges."""
+    """Return the `points` of a polyline. A single point becomes a short line. At the edges, this
+    line stays inside the picture."""
     if len(stretch) == 1:
         x, _, y = stretch[0].partition(",")
         middle = min(max(float(x), _LONE_WIDTH / 2), WIDTH - _LONE_WIDTH / 2)
@@ -198,8 +198,8 @@ def time_labels(span: Span, now: float) -> list[str]:
 
 
 async def stream_charts(asked: Asked) -> Shown:
-    """Return the charts of a stream; with `consumer` or `group` in the query, only the lag of that
-    reader."""
+    """Return the charts of a stream. If the query contains `consumer` or `group`, return only the
+    lag of that reader."""
     name = asked.authorize("read")
     described = await asked.parts.broker.describe_stream(name)
     asked.authorize("read")  # checked again after the await
@@ -224,8 +224,8 @@ async def daemon_charts(asked: Asked) -> Shown:
 
 
 class _Wanted(NamedTuple):
-    """The requested charts. `name` is the stream, if there is one. `reader` maps `consumer` or
-    `group` to the name of the reader whose lag is shown."""
+    """The requested charts. `name` is the stream, if there is one. `reader` contains the name of
+    the reader whose lag is shown, under the key `consumer` or `group`."""
 
     name: str
     series: str
@@ -270,7 +270,7 @@ def _shown(asked: Asked, wanted: _Wanted, state: str) -> Shown:
 
 
 def _copied(points: Points, charts: Sequence[Chart]) -> Points:
-    """Return the points of the charts at this moment: the history continues while they are
+    """Return the points of the charts at this moment, because the history continues while they are
     drawn."""
     names = {name for chart in charts for _, name in chart.lines} & points.values.keys()
     return Points([*points.times], {name: [*points.values[name]] for name in names})

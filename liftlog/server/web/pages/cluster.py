@@ -64,7 +64,7 @@ async def cluster(asked: Asked) -> Shown:
 
 def _lags(led: ServedStream | None, own: dict[str, int]) -> dict[str, int]:
     """Return the lag by node, in records. If this node leads the stream, these are the lags of all
-    followers; otherwise only the lag of this node's copy is known."""
+    followers. Otherwise only the lag of this node's copy is known."""
     return own if led is None else led.leader.lags()
 
 
@@ -93,14 +93,13 @@ def standing(
 
 
 def without_lags(row: dict[str, Any]) -> list[Any]:
-    """Return some values of a row. If one of these values changes, the page must be loaded
-    again."""
+    """Return some values of a row. If one of them changes, the page must be loaded again."""
     return [value for key, value in row.items() if key not in ("lag", "copies")]
 
 
 def _state(record: StreamMetadata, silent: Set[str]) -> str:
-    """Return the state of a stream that has a leader. `silent` are nodes of the ISR that do not
-    respond."""
+    """Return the state of a stream that has a leader. `silent` contains the nodes of the ISR that
+    do not respond."""
     if not record.can_commit:
         return TOO_FEW
     return IN_SYNC if {*record.target} <= {*record.isr} - silent else MISSING
@@ -157,8 +156,8 @@ def replication_of(asked: Asked, name: str) -> dict[str, Any] | None:
 
 
 def leader_of(asked: Asked, name: str) -> dict[str, Any] | None:
-    """Return only the leader and the state of the stream, for a row of a list; None as for
-    `replication_of`."""
+    """Return only the leader and the state of the stream, for a row of a list. Return None as
+    `replication_of` does."""
     found = _standing_of(asked, name, lambda streams: {})
     return found and {key: found[key] for key in ("state", "leader", "leader_page")}
 

@@ -115,8 +115,8 @@ def _consumer(asked: Asked) -> str:
 
 
 async def moving(asked: Asked) -> Shown:
-    """Show the form that moves a checkpoint. With `to` in the query, also show the consequences of
-    the move. Opening the page changes nothing."""
+    """Show the form that moves a checkpoint. If the query contains `to`, also show the consequences
+    of the move. Opening the page changes nothing."""
     consumer, stream = _consumer(asked), asked.stream
     present = await _present(asked, consumer)
     log = asked.parts.broker.readable_stream(stream).log
@@ -148,7 +148,7 @@ async def moving(asked: Asked) -> Shown:
 
 
 async def begin(asked: Asked) -> web.Response:
-    """Redirect to the page that moves the checkpoint of a consumer, for the form that names a
+    """Redirect to the page that moves the checkpoint of a consumer. Handles the form that names a
     consumer without a checkpoint."""
     asked.authorize("commit")
     consumer = asked.text("name")
@@ -179,8 +179,8 @@ def _target(log: Log, wanted: str) -> int:
 
 
 def _preview(log: Log, present: Checkpoint | None, target: int) -> dict[str, Any]:
-    """Return the consequences of a move to `target`. `moved_by` is a number of offsets, negative
-    for a move backwards; None if the position of the consumer is unknown."""
+    """Return the consequences of a move to `target`. `moved_by` is a number of offsets: negative
+    for a move backwards, and None if the position of the consumer is unknown."""
     stands = None if present is None or present.problem else present.offset
     return {
         "offset": target,

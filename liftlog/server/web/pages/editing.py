@@ -127,8 +127,8 @@ async def edit(asked: Asked) -> Shown:
 
 
 async def _update(asked: Asked, changes: Tree, agreed: Texts | None) -> StreamUpdate:
-    """Request a preview of the change if `agreed` is None; otherwise carry it out. The form
-    `agreed` states whether the change may delete records."""
+    """If `agreed` is None, request a preview of the change; otherwise carry out the change. The
+    form `agreed` states whether the change may delete records."""
     answer = await asked.carry_out(
         UpdateStream(
             asked.stream,

@@ -33,8 +33,8 @@ async def group(asked: Asked) -> Shown:
     data: dict[str, Any] = {"stream": stream, "group": name, "exists": info is not None}
     if info is not None:
         data |= _described(info, lags)
-    # The page is loaded again when one of these values changes, because the daemon draws the
-    # pictures. The lags are included: the lag of a slot grows even without a commit.
+    # The daemon draws the pictures, so the page is loaded again when one of these values changes.
+    # The lags are included, because the lag of a slot grows even without a commit.
     data["shape"] = [data.get(name) for name in ("generation", "members", "without_owner", "lags")]
     top = max(lags or [0])
     strips = {

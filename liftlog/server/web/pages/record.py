@@ -35,7 +35,7 @@ async def record(asked: Asked) -> Shown:
         is_compacted = (await asked.describe()).is_compacted
         asked.authorize("read")  # checked again after the await
     limits = bounds(asked.parts.broker.readable_stream(stream).log)
-    # The parts of the page, each of bounded cost.
+    # The parts of the page. The cost of each part is bounded.
     spread = asked.parts.spread
     shown = await spread.run(content.show, found.value, view)
     headers, exact = await spread.run(_header_values, found)
@@ -71,7 +71,7 @@ async def record(asked: Asked) -> Shown:
 
 def _header_values(record: Record) -> tuple[HeaderValues, str | None]:
     """Return only the first headers, because a record can have hundreds of thousands of headers. If
-    these do not represent the record exactly, also return all headers in base64."""
+    the returned headers do not represent the record exactly, also return all headers in base64."""
     found: HeaderValues = {}
     block = record.raw_headers
     in_order = group_headers(found, header_lines(block, _MAX_HEADERS))
@@ -90,8 +90,7 @@ def _cut(text: str) -> str:
 
 
 async def value(asked: Asked) -> web.Response:
-    """Return the value as a download, because a browser must never show it as a page of this
-    site."""
+    """Return the value as a download. A browser must never show it as a page of this site."""
     stream = asked.authorize("read")
     found = await read(asked, stream, _offset(asked))
     name = f'attachment; filename="{stream}-{found.offset}"'

@@ -27,8 +27,8 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The search form. `texts` are the contents of the fields; `problems` holds the reason for each
-    wrong field."""
+    """The search form. `texts` contains the contents of the fields. `problems` contains the reason
+    for each wrong field."""
 
     texts: dict[str, str]
     problems: dict[str, str]
@@ -57,7 +57,7 @@ async def read_form(asked: Asked) -> Form:
 
 
 class _Reading:
-    """Reads one form. `above` is not a field of the form: the script of the page sends it to
+    """Reads one form. `above` is not a field of the form. The script of the page sends it to
     request only new records."""
 
     def __init__(self, asked: Asked) -> None:
@@ -76,7 +76,7 @@ class _Reading:
         headers = self._field("header", lambda text: parse_selection(headers=[text]).headers)
         values = await self._values()
         fields = self._field("fields", Fields.parse)
-        # If the address contains only an offset, the page shows the records that follow that
+        # If the address contains only an offset, the page shows the records that follow this
         # offset.
         order = asked.choice("order", ORDERS) if asked.text("order") or offset is None else "oldest"
         limit = int(asked.choice("limit", tuple(map(str, LIMITS))))
@@ -131,8 +131,8 @@ _MAX_KEY_BYTES = 1000
 _MAX_HEADERS = 20
 _MAX_HEADER_BYTES = 200
 _EXPANDED_CHARS = 256 * 1024
-"""Maximum length of all expanded values on a page together; the page of a single record shows the
-whole value."""
+"""Maximum length, in characters, of all expanded values on a page together. The page of a single
+record shows the whole value."""
 
 
 async def records(asked: Asked) -> Shown:
@@ -179,7 +179,7 @@ async def records(asked: Asked) -> Shown:
 
 _RARE = {"until", "key", "header", "offset", "fields"}
 """Fields that a phone hides unless they are filled in or requested. The choices in `_is_unusual`
-are hidden in the same way unless they differ from the default."""
+are also hidden unless they differ from the default."""
 
 
 def _is_unusual(texts: dict[str, str]) -> bool:
@@ -204,7 +204,7 @@ def _searched(found: Found) -> float:
 
 
 class _Rows:
-    """Makes the rows of one page, and limits the total length of expanded values."""
+    """Creates the rows of one page, and limits the total length of expanded values."""
 
     def __init__(self, view: str, fields: Fields | None) -> None:
         self._view, self._fields = view, fields

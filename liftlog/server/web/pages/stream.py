@@ -25,7 +25,7 @@ from liftlog.server.web.pages.cluster import replication_of, without_lags
 from liftlog.server.web.pages.workers import workers_of
 
 MAX_SEGMENTS = 1000
-"""Maximum number of segments shown, the newest ones."""
+"""Maximum number of segments shown. The newest segments are shown."""
 MAX_CONSUMERS = 1000
 _MAX_TOLD = 100
 _MAX_MARKS = 500
@@ -134,9 +134,9 @@ def _is_elsewhere(asked: Asked, replication: dict[str, Any] | None) -> bool:
 def _undamaged(
     segments: list[dict[str, Any]], damaged: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the segments with corrected kinds. A segment with known damaged ranges is shown as
-    undamaged, and the picture marks the ranges. A segment with unknown damaged ranges is shown as
-    damaged."""
+    """Return the segments with corrected kinds. If the damaged ranges of a segment are known, it is
+    shown as undamaged, and the picture marks the ranges. If they are unknown, the segment is shown
+    as damaged."""
     files = {one["segment"] for one in damaged}
     return [
         {**one, "kind": "active" if one is segments[-1] else "sealed"}

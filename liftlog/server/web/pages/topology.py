@@ -69,7 +69,8 @@ async def topology(asked: Asked) -> Shown:
 
 
 async def _rows(asked: Asked, subject: str) -> tuple[list[Row], bool]:
-    """Return all streams that the viewer may read, and True if some consumers were not examined."""
+    """Return all streams that the viewer may read. Also return True if some consumers were not
+    examined."""
     parts = asked.parts
     listing = await parts.readers.listing()
     readers = await listing.of_streams()
@@ -121,8 +122,8 @@ def _is_about(row: Row, wanted: str) -> bool:
 
 
 def why_recorded(filters: list[str], subject: str) -> str | None:
-    """Return the reason why a stream with these filters records messages on `subject`, which may be
-    a pattern; None if no filter matches."""
+    """Return the reason why a stream with these filters records messages on `subject`. Return None
+    if no filter matches. `subject` may be a pattern."""
     for one in filters:
         if not overlaps(one, subject):
             continue
@@ -164,7 +165,8 @@ def why_not(pattern: str, subject: str) -> str:
 
 
 def _near(rows: list[Row], subject: str) -> list[Row]:
-    """Return the streams whose filters share the longest beginning with the subject."""
+    """Return the streams that have a filter with the longest beginning in common with the
+    subject."""
     found = sorted(
         (-shared, row["name"], one)
         for row in rows

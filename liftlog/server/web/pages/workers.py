@@ -21,8 +21,8 @@ _DEFAULT_MAX_PENDING = 1000
 
 async def workers_of(asked: Asked, stream: str) -> dict[str, Any]:
     """Return the consumers with acks of a stream, sorted by their number of messages, the largest
-    first. Also return True if there are more consumers. `problem` has the reason if they are not
-    known."""
+    first. Also return True if there are more consumers. If they are not known, `problem` contains
+    the reason."""
     broker = asked.parts.broker
     if broker.consumers is None:
         return {"workers": [], "more_workers": False, "workers_problem": ""}
@@ -93,8 +93,8 @@ async def worker(asked: Asked) -> Shown:
 
 
 async def _described(asked: Asked, stream: str, name: str) -> tuple[ConsumerInfo | None, str]:
-    """Return the consumer and an empty text, or None and the reason why this node does not know it.
-    The reason is empty if the consumer does not exist."""
+    """Return the consumer and an empty text. If this node does not know the consumer, return None
+    and the reason. The reason is empty if the consumer does not exist."""
     if asked.parts.broker.consumers is None:
         return None, "This daemon serves no consumers with acks: see nats.jetstream_api."
     try:
