@@ -1,11 +1,11 @@
 """The blocking client and its tests, made from those for asyncio: `make blocking` writes them.
 
-    python -m tools.blocking_client            write the modules
-    python -m tools.blocking_client --check    fail when one of them is not what this makes
+    python -m tools.blocking_client write the modules python -m tools.blocking_client --check fail
+    if one of them is out of date
 
-`await` and `async` are taken out, names and phrases are replaced by the tables below, and ruff
-sorts the imports and formats the rest. Whatever the tables do not cover is an error here: a name of
-asyncio without a counterpart, and a phrase that no source contains any more.
+The script removes `await` and `async`, and replaces names and phrases by the tables below. Then
+ruff sorts the imports and formats the code. Two cases are errors: a name of asyncio that is not in
+the tables, and a phrase of the tables that no source contains any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOLDERS = {
     ROOT / "tests/unit/client/aio": ROOT / "tests/unit/client/blocking",
 }
 BY_HAND = frozenset({"__init__.py", "background.py", "link.py", "sockets.py", "turns.py"})
-"""Modules that both folders have, and that wait in different ways: everything else is made."""
+"""Modules that exist in both folders but are not made, because they wait in different ways."""
 
 NAMES = {
     "aio": "blocking",
@@ -58,8 +58,8 @@ NAMES = {
     "aclose": "close",
 }
 ASYNCIO = {"sleep": "time.sleep", "CancelledError": "BaseException"}
-"""Replacements for the names of asyncio. Where a wait of asyncio is cancelled, the handler of a
-signal interrupts a blocking one, and this handler may raise any exception."""
+"""Replacements for the names of asyncio. Cancellation interrupts a wait of asyncio. A signal
+handler interrupts a blocking wait, and may raise any exception."""
 
 PHRASES = {
     """\
@@ -118,14 +118,14 @@ class NotCovered(Exception):
 
 
 def render(source: Path, target: Path, used: set[str]) -> str:
-    """The text of the blocking counterpart of a module. Adds to `used` the phrases in it."""
+    """Return the text of the blocking counterpart of a module. Adds to `used` the phrases in it."""
     text = blocking(source.read_text(), used)
     head = f"# Made from {source.relative_to(ROOT)} by `make blocking`: edit that one.\n"
     return _formatted(head + text, target)
 
 
 def render_all() -> dict[Path, str]:
-    """The text of each module that is made. Raises NotCovered."""
+    """Return the text of each generated module. Raises NotCovered."""
     used: set[str] = set()
     rendered = {
         target / source.name: render(source, target / source.name, used)

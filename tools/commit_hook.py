@@ -1,6 +1,7 @@
 """A build hook of hatchling: the wheel and the sdist carry the commit that they were built from.
 
-`LIFTLOG_COMMIT` names it where the sources come without their repository, as in a container build.
+If the sources come without their repository, as in a container build, `LIFTLOG_COMMIT` contains the
+commit.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 class CommitHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add `liftlog/COMMIT`, unless the commit is not known, or the installation is editable:
-        then `liftlog.commit` looks into the repository."""
+        """Add `liftlog/COMMIT`, unless the commit is not known. An editable installation gets no
+        such file, because `liftlog.commit` reads the repository."""
         if version == "editable":
             return
         found = commit_of(Path(self.root))
@@ -29,8 +30,9 @@ class CommitHook(BuildHookInterface[Any]):
 
 
 def commit_of(root: Path) -> str:
-    """The commit of the sources at `root` or of the repository around them, with `-dirty` if a file
-    differs from it; "" if there is none. Within an unpacked sdist, the commit of the sdist."""
+    """Return the commit of the sources at `root` or of the repository around them, with `-dirty` if
+    a file differs from it; "" if there is none. In an unpacked sdist, return the commit of the
+    sdist."""
     named = os.environ.get("LIFTLOG_COMMIT", "")
     if named:
         return named if re.fullmatch(r"[0-9a-f]{7,40}(-dirty)?", named) else ""

@@ -1,9 +1,9 @@
 """pytest in several processes, which find the bytecode of all tests.
 
-`python -m tools.compiled_tests OPTIONS` is `pytest OPTIONS`. pytest compiles each file of tests as
-it imports it, with its assertions rewritten, and that takes 25 s of processor time for all of them.
-Processes that start together would each do it. So it is done here before, by as many processes as
-there are processors, where many files have changed.
+`python -m tools.compiled_tests OPTIONS` is `pytest OPTIONS`. pytest compiles each test file when it
+imports the file, with rewritten assertions. For all files this takes 25 s of processor time. If
+several processes started at the same time, each of them would compile all files. So if many files
+have changed, this module compiles them first, with one process per processor.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FEW = 30
 
 
 def write_bytecode() -> None:
-    """Let this process and its children write bytecode. Where the environment forbids that beside
-    the sources, it is written in build/pycache."""
+    """Let this process and its children write bytecode. If the environment forbids bytecode beside
+    the sources, it is written to build/pycache."""
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         place = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(_ROOT / "build" / "pycache"))
         sys.dont_write_bytecode = False
@@ -31,8 +31,8 @@ def write_bytecode() -> None:
 
 
 def changed_files(places: Iterable[Path]) -> list[Path]:
-    """Return the files of tests, in these directories, that are newer than their bytecode or have
-    none; the longest first."""
+    """Return the test files in these directories that have no bytecode or are newer than their
+    bytecode, the longest first."""
     suffix = f"-pytest-{importlib.metadata.version('pytest')}.pyc"
     changed = []
     for path in (path for place in places for path in place.rglob("test_*.py")):

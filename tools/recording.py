@@ -1,8 +1,8 @@
 """The recording in README: `make recording`, a quarter of a minute.
 
-Runs the commands of README in two terminals, in an empty directory, and draws their output with its
-times as an animated SVG. Only waiting is shortened, and typing is simulated. Needs the ports 4222,
-8292 and 9292 of this machine.
+Runs the commands of README in two terminals, in an empty directory. Draws their output as an
+animated SVG, with the real times except for long waits, which are shortened. Typing is simulated.
+Needs the ports 4222, 8292 and 9292 of this machine.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ _TYPED_SECONDS = 0.15  # a word
 _LONGEST_WAIT_SECONDS = 0.8
 _STAYS_SECONDS = 6.0
 _START_SECONDS, _QUIET_SECONDS = 60.0, 3.0
-"""A command that has printed nothing more for so long waits for something."""
+"""Seconds to wait for the first output; seconds without output after which a command counts as
+waiting."""
 _FENCE = re.compile(r"^```(?:sh)?\n(?:(?:python3|pip) .+\n)*((?:liftlog .+\n)+)```$", re.MULTILINE)
-"""Groups the commands of liftlog; the lines before them install it and are not recorded."""
+"""Matches a block of commands of liftlog. The lines before them install liftlog and are not
+recorded."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 _STYLE = """
 text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre;
@@ -45,7 +47,7 @@ text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; whit
 
 
 class Piece(NamedTuple):
-    """A text that appears at `seconds`, in one line of a terminal. `column` is where it begins."""
+    """A text that appears at `seconds`, in one line of a terminal. `column` is its first column."""
 
     seconds: float
     column: int
@@ -58,7 +60,7 @@ Lines = list[list[Piece]]
 
 
 def commands(readme: str) -> list[list[str]]:
-    """The commands on the first screen of README by terminal, without comments."""
+    """Return the commands in the first part of README, by terminal, without comments."""
     blocks = _FENCE.findall(readme)[:2]
     return [[re.split(r"\s+# ", line)[0] for line in block.splitlines()] for block in blocks]
 
@@ -80,7 +82,7 @@ class _Running:
         os.close(inner)
 
     def lines(self) -> Iterator[tuple[float, str]]:
-        """Seconds since the call, and a line, until the command ends or prints no more."""
+        """Yield seconds since the call, and a line, until the command ends or prints no more."""
         began, unfinished, wait = time.monotonic(), "", _START_SECONDS
         while select.select([self._terminal], [], [], wait)[0]:
             wait = _QUIET_SECONDS
@@ -100,7 +102,7 @@ class _Running:
 
 
 def record(terminals: Sequence[Sequence[str]]) -> list[Lines]:
-    """One command after the other; those that do not end run until all are recorded."""
+    """Run one command after the other. Commands that do not end run until all are recorded."""
     now, found = 0.5, []
     running: list[_Running] = []
     with tempfile.TemporaryDirectory() as directory:
@@ -146,8 +148,8 @@ def _check(found: Sequence[Lines], directory: str) -> None:
 
 
 def render(terminals: Sequence[Lines]) -> str:
-    """Without animation, and for readers who have switched it off, the picture shows all lines from
-    the start."""
+    """Return the SVG. Without animation, or if the reader has switched animations off, the picture
+    shows all lines from the start."""
     last = max(piece.seconds for lines in terminals for line in lines for piece in line)
     whole = last + _STAYS_SECONDS
     times = sorted({piece.seconds for lines in terminals for line in lines for piece in line})

@@ -1,13 +1,13 @@
-"""Runs all tests: those with Spark at the same time as the others, which spend half of their time
-waiting.
+"""Runs all tests. The tests with Spark run at the same time as the other tests, which wait for half
+of their time.
 
-`python -m tools.run_tests OPTIONS` is `make test`; the options are for the others, since the tests
-with Spark share one JVM and run in one process. What they print comes in one piece at the end.
-Tests with the mark `long` do not run. With `--long` as the first option, which is `make test-long`,
-only they do.
+`python -m tools.run_tests OPTIONS` is `make test`; the options do not apply to the tests with
+Spark, which share one JVM and run in one process. The output of the tests with Spark is printed at
+the end. Tests with the mark `long` do not run. With `--long` as the first option
+(`make test-long`), only these tests run.
 
-A test that fails while others run is repeated alone. If it passes then, the test or the code has a
-race. With RACES=fail such a test counts as failed, unless `tests/quarantine.txt` names it.
+A test that fails while other tests run is repeated alone. If it then passes, the test or the code
+has a race. With RACES=fail such a test counts as failed, unless `tests/quarantine.txt` names it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from types import FrameType
 _PYTEST = [sys.executable, "-m", "pytest"]
 _OTHERS = [f"--ignore=tests/{one}" for one in ("spark", "install", "programs")]
 _CACHE = Path(".pytest_cache")
-# With a cache of its own: each process writes what failed in it as all that has failed.
+# Each process has a cache of its own. In a shared cache, each process would write its own failed
+# tests as the only failed tests.
 _SPARK_CACHE = _CACHE / "spark"
 _SPARK = ["tests/spark", "--ignore=tests/spark/test_cluster.py"]
 _SPARK += ["-o", f"cache_dir={_SPARK_CACHE}"]
@@ -38,7 +39,7 @@ MOST_IN_QUARANTINE = 5
 
 
 class Run:
-    """A process of pytest. Ctrl-C reaches it as it reaches this process."""
+    """A process of pytest. Ctrl-C reaches both this process and pytest."""
 
     def __init__(
         self,
@@ -48,8 +49,9 @@ class Run:
         cache: Path = _CACHE,
         log: Path | None = None,
     ):
-        """`again` repeats the failed tests, each alone. Both write the names of the tests that
-        failed in the directory `cache`. `command` prints to `log` if there is one."""
+        """`command` runs the tests, and `again` repeats the failed tests, each alone. Both write
+        the names of the failed tests to the directory `cache`. `command` prints to `log` if it is
+        given."""
         self._command, self._again = list(command), list(again)
         self._cache, self._log = cache, log
         self._process: subprocess.Popen[bytes] | None = None
@@ -65,7 +67,7 @@ class Run:
             )
 
     def wait(self) -> int:
-        """The exit code; everything was printed."""
+        """Return the exit code, after all output was printed."""
         assert self._process is not None
         status = self._process.wait()
         if self._log is not None:
@@ -92,8 +94,8 @@ class Run:
 
 def run(others: Run, spark: Run, quarantine: Collection[str] | None = None) -> int:
     """Run both at the same time, and repeat each failed test alone. Returns the first exit code
-    that is not 0. If there is a quarantine, a test that failed while others ran and passed alone
-    counts as failed, unless the quarantine names it."""
+    that is not 0. With a quarantine, a test with a race (it failed while others ran, and passed
+    alone) counts as failed, unless the quarantine names it."""
 
     is_asked_to_end = False
 
@@ -103,12 +105,12 @@ def run(others: Run, spark: Run, quarantine: Collection[str] | None = None) -> i
         for one in (others, spark):
             one.terminate()
 
-    # Both are in our process group; this process stays to collect them.
+    # Both are in the process group of this process, which waits for their end.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     signal.signal(signal.SIGTERM, terminate)
     spark.start()
     others.start()
-    if is_asked_to_end:  # a process may have run already before it could be terminated
+    if is_asked_to_end:  # a process may have started after `terminate`
         terminate(signal.SIGTERM, None)
     statuses = [others.wait(), spark.wait()]
     if any(status not in (0, _SOME_FAILED) for status in statuses) or not any(statuses):
@@ -125,7 +127,7 @@ def _first_failure(statuses: Sequence[int]) -> int:
 
 
 def _judge(races: Sequence[str], quarantine: Collection[str] | None) -> int:
-    """Print which tests have failed while others ran, and passed alone. Returns the exit code."""
+    """Print the tests that failed while others ran, and passed alone. Returns the exit code."""
     status = 0
     for test in races:
         verdict = "mend it"
@@ -138,8 +140,8 @@ def _judge(races: Sequence[str], quarantine: Collection[str] | None) -> int:
 
 
 def read_quarantine(path: Path) -> dict[str, str]:
-    """Return the tests that may fail for now while others run, with the date and the reason. Raises
-    ValueError if a line is incomplete, or if there are too many."""
+    """Return the tests that may fail for now while others run, each with the date and the reason.
+    Raises ValueError if a line is incomplete, or if there are too many."""
     found = {}
     for line in path.read_text().splitlines():
         if not line.strip() or line.startswith("#"):

@@ -1,9 +1,9 @@
 """Compile `spark-connector/` into the jar that the wheel contains: `make jar`. With the path of
-another jar, as Maven makes it (`make test-jar`), check that both hold the same classes.
+another jar, made by Maven (`make test-jar`), check that both contain the same classes.
 
-It is compiled against the jars that PySpark brings, by plain `javac`. The jar is a build product:
-it is not in the repository, and it is built again only when a source has changed. The same sources
-give the same bytes with the same compiler.
+Plain `javac` compiles the sources against the jars of PySpark. The jar is a build product. It is
+not in the repository, and is built again only after a change of a source. The same sources give the
+same bytes with the same compiler.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _NEEDED = (
 
 
 class CannotCompile(Exception):
-    """The connector cannot be compiled. The message says what is missing, or contains the
+    """The connector cannot be compiled. The message names the missing program, or contains the
     compiler's output."""
 
 
 def build() -> bool:
-    """Compile if the jar is not that of these sources; returns whether it did. Raises
+    """Compile if the jar was made from other sources. Returns True if it compiled. Raises
     CannotCompile."""
     stamp = _stamp()
     if _is_built(stamp):

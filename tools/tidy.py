@@ -1,4 +1,4 @@
-"""`make tidy`: figures of the source, and how far they may go.
+"""`make tidy`: figures of the source, and their limits.
 
 `tests/unit/test_tidy.py` asserts that no figure exceeds `ALLOWED`. Lower the limit when a figure
 falls.
@@ -68,9 +68,10 @@ class Findings:
     long_functions: list[str]
     large_classes: list[str]
     docstrings: list[str]
-    """Including those of attributes, which follow an assignment."""
+    """All docstrings, including those of attributes, which follow an assignment."""
     imported: set[str]
-    """Modules, and names in modules; also those imported for types or inside of functions."""
+    """Imported modules, and names in modules, including those imported for types or inside of
+    functions."""
     private_reaches: list[str]
     private_patches: list[str]
 
@@ -87,8 +88,8 @@ class Sources:
 
     @cached_property
     def findings(self) -> list[tuple[Module, Findings]]:
-        """Each file is parsed once, and its tree is not kept: the trees of all files have a
-        million nodes."""
+        """The findings of each module. Each file is parsed once. The trees are not kept, because
+        the trees of all files have a million nodes."""
         # A tree has no reference circles, and the collector would traverse it again and again.
         was_enabled = gc.isenabled()
         gc.disable()
@@ -109,11 +110,12 @@ class Sources:
         ]
 
     def long_functions(self) -> list[str]:
-        """A docstring counts, decorators do not."""
+        """Return the functions with too many lines. Docstrings count, decorators do not."""
         return [one for _, found in self.findings for one in found.long_functions]
 
     def large_classes(self) -> list[str]:
-        """Classes with too many attributes, assigned by their methods, or too many methods."""
+        """Return the classes with too many attributes, assigned by their methods, or too many
+        methods."""
         return [one for _, found in self.findings for one in found.large_classes]
 
     def docstrings_that_begin_with(self, word: str) -> list[str]:
@@ -125,7 +127,7 @@ class Sources:
         ]
 
     def unnamed_modules(self) -> list[str]:
-        """Modules that the docstring of their package does not name."""
+        """Return the modules that the docstring of their package does not name."""
         packages = {
             module.path.parent: found.docstring
             for module, found in self.findings
@@ -140,17 +142,19 @@ class Sources:
         ]
 
     def circles(self) -> list[str]:
-        """Modules that import each other, also for types or inside of functions."""
+        """Return the modules that import each other, including imports for types or inside of
+        functions."""
         names = {module.name for module in self.modules}
         arrows = {module.name: found.imported & names for module, found in self.findings}
         return [" <-> ".join(sorted(circle)) for circle in circles_of(arrows)]
 
     def private_reaches(self) -> list[str]:
-        """Lines that use a private name of an object other than `self`."""
+        """Return the lines that use a private name of an object other than `self`."""
         return [one for _, found in self.findings for one in found.private_reaches]
 
     def private_patches(self) -> list[str]:
-        """Lines that import a private name, or give one as a string to `setattr` and the like."""
+        """Return the lines that import a private name, or pass one as a string to `setattr` and
+        similar functions."""
         return [one for _, found in self.findings for one in found.private_patches]
 
 
@@ -188,7 +192,8 @@ def findings_in(module: Module) -> Findings:
 
 
 def may_be_private(line: str) -> bool:
-    """Return true for some line of each node for which `reaches_of` or `patches_of` is true."""
+    """Return True if `reaches_of` or `patches_of` may be True for a node on this line. At least one
+    line of each such node gives True."""
     has_one = "._" in line or " _" in line or '"_' in line or "'_" in line  # the fast part
     return has_one and _MAY_BE_PRIVATE.search(line) is not None
 
@@ -204,7 +209,7 @@ def statements_of(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def nodes_on(tree: ast.Module, lines: Sequence[int]) -> Iterator[tuple[int, ast.expr | ast.stmt]]:
-    """Yield the statements and expressions that have one of these ascending line numbers, with the
+    """Yield the statements and expressions on these lines, whose numbers ascend. Also yield the
     line that a figure names for the node."""
     waiting: list[ast.AST] = [tree] if lines else []
     while waiting:
@@ -216,7 +221,7 @@ def nodes_on(tree: ast.Module, lines: Sequence[int]) -> Iterator[tuple[int, ast.
             place = bisect_left(lines, first)
             if place == len(lines) or lines[place] > last:
                 continue
-            # an attribute is named at its end, in a chain of several lines
+            # in a chain of several lines, the last line of an attribute has its name
             yield last if isinstance(node, ast.Attribute) else node.lineno, node
         waiting += ast.iter_child_nodes(node)
 
@@ -248,10 +253,10 @@ def patches_of(node: ast.AST) -> bool:
 
 def size_of_class(node: ast.ClassDef, lines: Sequence[str]) -> tuple[int, int]:
     """Return the number of attributes that its methods assign, and the number of its methods.
-    `lines` are those of its module. If the number of attributes is small, it may be too high."""
+    `lines` are the lines of its module. A small number of attributes may be too high."""
     methods = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     used = set(_OWN.findall("\n".join(lines[node.lineno : node.end_lineno])))
-    if len(used) <= MAX_ATTRIBUTES:  # no need to look which of them are assigned
+    if len(used) <= MAX_ATTRIBUTES:  # whether they are assigned does not matter
         return len(used), len(methods)
     attributes = {
         one.attr
@@ -266,7 +271,7 @@ def size_of_class(node: ast.ClassDef, lines: Sequence[str]) -> tuple[int, int]:
 
 
 def circles_of(arrows: Mapping[str, set[str]]) -> list[set[str]]:
-    """Sets of more than one name in which each is reached from each."""
+    """Return the sets of more than one name in which each name is reached from each other name."""
     left = {name: set(to) for name, to in arrows.items()}
     while ends := {name for name, to in left.items() if not to}:
         left = {name: to - ends for name, to in left.items() if name not in ends}
@@ -290,7 +295,7 @@ def reachable(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
 
 
 def arrows_up() -> list[str]:
-    """Imports that the layer contracts of pyproject.toml leave out."""
+    """Return the imports that the layer contracts of pyproject.toml leave out."""
     text = (ROOT / "pyproject.toml").read_text()
     return re.findall(r'^\s+"(liftlog\.\S+ -> liftlog\.\S+)",?$', text, re.M)
 
@@ -321,7 +326,7 @@ ALLOWED: Mapping[str, int] = {
     "lines of tests that use private names": 147,
     "lines of tests that import or patch private names": 129,
 }
-"""The most of each figure; 0 where none is named."""
+"""The limit of each figure; 0 if it is not named here."""
 
 
 def main() -> None:

@@ -125,7 +125,8 @@ def _aliases() -> Iterator[str]:
 
 
 def _public(cls: type) -> Iterator[tuple[str, Any]]:
-    """Methods and properties in the order of the source, the class itself before its bases."""
+    """Yield methods and properties in the order of the source, those of the class itself before
+    those of its bases."""
     seen = set()
     for one in cls.__mro__[:-1]:
         for name, item in vars(one).items():
@@ -136,7 +137,8 @@ def _public(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _signature(function: Callable[..., Any], name: str) -> str:
-    """Return the signature as it is called, on one line or with one line for each argument."""
+    """Return the signature in the form of a call, on one line or with one line for each
+    argument."""
     arguments, starred = [], False
     signature = inspect.signature(function)
     for parameter in signature.parameters.values():
@@ -178,7 +180,7 @@ def _annotation(item: property) -> str:
 
 
 def _text(annotation: Any) -> str:
-    """An annotation as written in the source."""
+    """Return an annotation as it is written in the source."""
     if isinstance(annotation, ForwardRef):
         return annotation.__forward_arg__
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)

@@ -158,7 +158,8 @@ def _command(path: str, command: click.Command) -> str:
 
 
 def _help(text: str) -> str:
-    """Paragraphs that click leaves as they are, marked by \\b, are examples: a block of code."""
+    """Convert a help text. Paragraphs after \\b, which click does not wrap, are examples and become
+    a block of code."""
     parts = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("\b\n"):
@@ -175,7 +176,8 @@ def _metavar(argument: click.Parameter) -> str:
 
 
 def _options(command: click.Command, *, shared: bool) -> str:
-    """Return a table of options. Options that all commands share have a table of their own."""
+    """Return a table of options. Options that all commands share are left out, because they have a
+    table of their own."""
     rows = []
     for option in command.params:
         if not isinstance(option, click.Option) or option.expose_value == shared:

@@ -77,7 +77,7 @@ def _sections() -> Iterator[str]:
 def _table(
     kinds: Iterable[type[LiftlogError]], *, numbered: bool = False, exits: bool = True
 ) -> str:
-    """With `exits`, the table has a column with the exit codes of commands."""
+    """Return a table of errors. With `exits`, it has a column with the exit codes of commands."""
     columns = ["code"] * numbered + ["name", "class"] + ["exit code"] * exits
     columns += ["retriable", "meaning", "what to do"]
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

@@ -77,7 +77,7 @@ def _sections(model: type[BaseModel], at: KeyPath) -> Iterator[tuple[KeyPath, ty
 
 
 def _table(model: type[BaseModel], at: KeyPath) -> str:
-    """The table of a section. The rest of a long meaning is an item of a list below the table."""
+    """Return the table of a section. If a meaning is long, a list below has all but its start."""
     rows = ["| key | default | meaning |", "|---|---|---|"]
     notes: list[str] = []
     for key, info in fields_of(model):

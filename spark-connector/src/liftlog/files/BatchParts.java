@@ -3,8 +3,9 @@ package liftlog.files;
 import liftlog.records.Bytes;
 
 /**
- * The checksums of parts of a segment's batches. The head of a batch is what lies before the bytes of
- * its values. With them a read that needs few values, or none, leaves the rest where it is.
+ * Checksums of the parts of a segment's batches. The head of a batch consists of all bytes before
+ * its values. With these checksums, a read that needs few values or none can leave out the other
+ * values.
  */
 final class BatchParts {
     static final int ENTRY = 16;
@@ -24,7 +25,7 @@ final class BatchParts {
         this.checks = checks;
     }
 
-    /** The number of the batch that begins at a position; -1 if none does. */
+    /** Returns the number of the batch that begins at a position; -1 if no batch begins there. */
     int at(long position) {
         if (cursor < count && position(cursor) == position) {
             return cursor;
@@ -54,17 +55,20 @@ final class BatchParts {
         return Bytes.u32(entries, start + i * ENTRY);
     }
 
-    /** How many bytes the head has; 0: the batch is read whole. */
+    /** Returns the number of bytes of the head; 0 if the batch must be read whole. */
     int headBytes(int i) {
         return Bytes.i32(entries, start + i * ENTRY + 4);
     }
 
-    /** Of the head without the 64 bytes of the header, which have their own. */
+    /**
+     * Returns the checksum of the head without the 64 bytes of the header, which have their own
+     * checksum.
+     */
     int headCheck(int i) {
         return Bytes.i32(entries, start + i * ENTRY + 8);
     }
 
-    /** Whether so many values of that batch have a checksum each. */
+    /** Returns true if each of the {@code values} values of this batch has a checksum. */
     boolean hasChecks(int i, int values) {
         int index = index(i);
         return checks != null && index != NO_VALUES

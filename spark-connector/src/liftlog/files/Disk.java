@@ -4,8 +4,8 @@ import java.io.IOException;
 import java.util.Arrays;
 
 /**
- * Reads where the disk does not give every page: such a page counts as zeros, which no checksum
- * takes for data. Other errors say nothing about the bytes, and are thrown.
+ * Reads a file that may have unreadable pages. Such a page counts as zeros, which never match a
+ * checksum. Other errors do not show that the bytes are damaged, and are thrown.
  */
 final class Disk {
     private static final int PAGE = 4096;
@@ -17,7 +17,7 @@ final class Disk {
         return SECTOR_ERROR.equals(error.getMessage());
     }
 
-    /** Up to {@code length} bytes at {@code position}; fewer only at the end of the file. */
+    /** Reads {@code length} bytes at {@code position}; fewer only at the end of the file. */
     static int read(FileStore.Opened file, long position, byte[] into, int at, int length)
             throws IOException {
         try {

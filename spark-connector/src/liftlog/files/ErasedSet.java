@@ -14,8 +14,8 @@ import org.roaringbitmap.PeekableIntIterator;
 import org.roaringbitmap.RoaringBitmap;
 
 /**
- * The offsets of erased records, from the erased files that a manifest lists. No reader shows these
- * records. A file holds the same half twice:
+ * The offsets of erased records, from the erased files that a manifest lists. No reader returns
+ * these records. A file consists of two halves with the same content:
  *
  * <pre>
  *  0  4  magic "LERA"             24  8  length of the bitmap
@@ -26,13 +26,13 @@ import org.roaringbitmap.RoaringBitmap;
  * 64     a Roaring bitmap, portable: offsets minus the first one
  * </pre>
  *
- * <p>The second half begins at the next multiple of 4096 bytes. A half counts if it has the CRC-32C
- * and the first offset of its entry in the manifest. It holds the offsets that the manifest means
- * then, so readers do not compare the incarnation.
+ * <p>The second half begins at the next multiple of 4096 bytes. A half is valid if its CRC-32C and
+ * its first offset equal those of its entry in the manifest. This proves that the half belongs to
+ * the manifest, so readers do not compare the incarnation.
  */
 final class ErasedSet {
     private static final int CHUNK_BITS = 24;
-    private static final long CHUNK = 1L << CHUNK_BITS; // a file has offsets of one chunk
+    private static final long CHUNK = 1L << CHUNK_BITS; // a file has the offsets of one chunk
     private static final int PAGE = 4096;
     private static final int HEADER = 64;
     private static final int MAGIC = 0x4152454C;
@@ -44,8 +44,9 @@ final class ErasedSet {
     private ErasedSet() {}
 
     /**
-     * What these files say. One of which both halves are damaged, or that is missing, makes the set
-     * incomplete. Throws IOException for an error that says nothing about the content of a file.
+     * Reads the content of these files. The set is incomplete if a file is missing, or if both
+     * halves of a file are damaged. Throws IOException for an error that does not show whether the
+     * content of a file is damaged.
      */
     static ErasedSet read(FileStore store, String directory, List<Manifest.Erased> files)
             throws IOException {
@@ -62,14 +63,14 @@ final class ErasedSet {
         return found;
     }
 
-    /** Whether all files could be read. */
+    /** Returns true if all files could be read. */
     boolean isComplete() {
         return unreadable.isEmpty();
     }
 
     /**
      * Hides the erased records of a batch that was just loaded. Throws Failure CORRUPT_METADATA if
-     * it is not known which ones are erased.
+     * it is not known which records are erased.
      */
     void hideIn(RecordBatch batch) {
         BatchHeader header = batch.header();
@@ -105,7 +106,10 @@ final class ErasedSet {
         }
     }
 
-    /** The bits of a file, relative to the start of its chunk; null if neither half is good. */
+    /**
+     * Returns the offsets in a file, relative to the start of its chunk; null if both halves are
+     * damaged.
+     */
     private static RoaringBitmap bitsOf(FileStore store, String directory, Manifest.Erased listed)
             throws IOException {
         try (FileStore.Opened file = store.open(directory + "/" + listed.file())) {
@@ -127,7 +131,7 @@ final class ErasedSet {
         }
     }
 
-    /** The bits of a half that fits its entry; null if it contradicts itself. */
+    /** Parses a half that matches its entry; returns null if its content is contradictory. */
     private static RoaringBitmap parse(byte[] half, Manifest.Erased listed) {
         long inChunk = listed.first() & CHUNK - 1;
         boolean fits = half.length >= HEADER

@@ -16,30 +16,33 @@ import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 
-/** Files of this host, or of a file system that Hadoop knows. */
+/** Files of this host, or of a file system that Hadoop supports. */
 public interface FileStore {
-    /** A file that is open for reading; it stays readable after it was deleted. */
+    /** A file that is open for reading. It stays readable after it was deleted. */
     interface Opened extends Closeable {
         long size() throws IOException;
 
-        /** How many bytes are best read at once, when all are wanted. */
+        /** Returns the best number of bytes for one read, if all bytes are wanted. */
         int bestRead();
 
-        /** How many bytes between two that are wanted are rather read than skipped. */
+        /**
+         * Returns the largest gap, in bytes, between two wanted parts for which one read of both
+         * parts is faster than two reads.
+         */
         int worthReading();
 
-        /** Up to {@code length} bytes at {@code position}; fewer only at the end of the file. */
+        /** Reads {@code length} bytes at {@code position}; fewer only at the end of the file. */
         int read(long position, byte[] into, int at, int length) throws IOException;
     }
 
-    /** Throws FileNotFoundException. */
+    /** Opens a file for reading. Throws FileNotFoundException. */
     Opened open(String path) throws IOException;
 
     boolean isFile(String path) throws IOException;
 
     boolean isDirectory(String path) throws IOException;
 
-    /** All bytes of a small file. Throws FileNotFoundException. */
+    /** Reads a small file completely. Throws FileNotFoundException. */
     default byte[] readAll(String path) throws IOException {
         try (Opened file = open(path)) {
             byte[] bytes = new byte[Math.toIntExact(file.size())];
@@ -50,14 +53,17 @@ public interface FileStore {
         }
     }
 
-    /** The files of this host, unless the path names another scheme than {@code file}. */
+    /** Returns the files of this host, unless the path has another scheme than {@code file}. */
     static FileStore of(String path, Configuration hadoop) {
         return path.matches("[A-Za-z][A-Za-z0-9+.-]+://.*") && !path.startsWith("file:")
                 ? new Hadoop(hadoop)
                 : new Local();
     }
 
-    /** Without Hadoop, which would look for a checksum file beside each file. */
+    /**
+     * Files of this host, read without Hadoop, which would look for a checksum file beside each
+     * file.
+     */
     final class Local implements FileStore {
         @Override
         public Opened open(String path) throws IOException {
@@ -80,15 +86,24 @@ public interface FileStore {
         }
     }
 
-    /** Read with positions, never mapped: that is no faster, and a mapped file that is cut kills the JVM. */
+    /**
+     * Reads by position. The file is not mapped into memory: a mapping is not faster, and if the
+     * file is truncated, an access to a mapped page kills the JVM.
+     */
     record LocalFile(FileChannel channel) implements Opened {
-        /** They stay in the cache of the processor until they are checked and decoded. */
+        /**
+         * Returns a number of bytes that stay in the processor's cache until they are checked and
+         * decoded.
+         */
         @Override
         public int bestRead() {
             return 256 << 10;
         }
 
-        /** A read takes as long as so many bytes and their checksum. */
+        /**
+         * Returns the number of bytes that can be read and checked in the time of one additional
+         * read.
+         */
         @Override
         public int worthReading() {
             return 4 << 10;
@@ -117,7 +132,7 @@ public interface FileStore {
         }
     }
 
-    /** Through Hadoop's file systems: hdfs, s3a and so on. */
+    /** Files in a file system of Hadoop, such as hdfs or s3a. */
     record Hadoop(Configuration settings) implements FileStore {
         @Override
         public Opened open(String path) throws IOException {
@@ -150,7 +165,7 @@ public interface FileStore {
 
     /** A file of Hadoop. */
     record HadoopFile(FSDataInputStream stream, long size) implements Opened {
-        /** Each read can be a request. */
+        /** Returns a large number, because each read can be a request. */
         @Override
         public int bestRead() {
             return 1 << 20;

@@ -18,10 +18,11 @@ import liftlog.scan.StreamState;
 import liftlog.scan.Transport;
 
 /**
- * Batches from segment files: a stream's directory, or a copy of it. No daemon is involved.
+ * Reads batches from segment files, in a stream's directory or in a copy of it. No daemon is
+ * needed.
  *
- * <p>Only sealed segments are read. Each step loads the manifest again, so it finds the files that
- * replaced others during retention or compaction.
+ * <p>Only sealed segments are read. Each step loads the manifest again, so it finds the files by
+ * which compaction has replaced other files.
  */
 public final class FileTransport implements Transport {
     private final FileStore store;
@@ -32,11 +33,11 @@ public final class FileTransport implements Transport {
     private final long notAfterNs;
     private final byte[] subject; // null: several
     private List<Manifest.Erased> erasedFiles = List.of();
-    private ErasedSet erased; // what these files say; null if there is none
+    private ErasedSet erased; // the content of these files; null if there are none
 
     /**
-     * Batches with no record of [notBeforeNs, notAfterNs] are left out, and perhaps records that are
-     * not on the only subject of {@code wanted}.
+     * Leaves out batches without a record of the time range [notBeforeNs, notAfterNs]. If
+     * {@code wanted} allows only one subject, records on other subjects may be left out, too.
      */
     public FileTransport(FileStore store, String path, String stream, Narrowing wanted) {
         this.store = store;
@@ -80,7 +81,8 @@ public final class FileTransport implements Transport {
                         header -> header.maxTimestampNs() >= timestampNs);
                 while (reader.next(batch)) {
                     for (int row = batch.first(); row < batch.last(); row++) {
-                        // Columns are cut to microseconds; so is what Spark asks for.
+                        // Columns contain whole microseconds, and so do the conditions that Spark
+                        // passes.
                         if (batch.timestampNs(row) >= timestampNs && !batch.isHidden(row)) {
                             return batch.offset(row);
                         }
@@ -95,10 +97,13 @@ public final class FileTransport implements Transport {
 
     @Override
     public void checkHistory(long offset, long leaderEpoch) {
-        // The identity is the lineage, which changes when the end is lost.
+        // The identity is the lineage, which changes when the log loses its end.
     }
 
-    /** Files cannot be protected. Fails if there are records, but none that files show. */
+    /**
+     * Files cannot be protected. Throws an error if the stream has records, but none of them is in
+     * a sealed segment.
+     */
     @Override
     public StreamState hold(StreamState state, Long first) {
         Manifest manifest = manifest();
@@ -153,7 +158,7 @@ public final class FileTransport implements Transport {
             }
             for (Extent part : Measuring.measure(
                     store, directory, manifest, List.of(one), stepBytes)) {
-                found.add(new Extent( // only a sketch can say that nothing is there
+                found.add(new Extent( // only a sketch can exclude records
                         part.first(), part.next(), Math.max(part.sizeBytes(), 1)));
             }
         }
@@ -165,7 +170,7 @@ public final class FileTransport implements Transport {
         return 0;
     }
 
-    /** Nothing keeps the files unchanged, so each task checks that they still are. */
+    /** Nothing prevents that the files change, so each task checks that they are unchanged. */
     @Override
     public List<ScanRange> held(List<ScanRange> planned) {
         Manifest manifest = manifest();
@@ -189,7 +194,7 @@ public final class FileTransport implements Transport {
 
     // --- one range ---
 
-    /** The batches of the pieces of a range, segment after segment. */
+    /** Yields the batches of the pieces of a range, segment by segment. */
     private final class Source implements BatchSource {
         private final ScanRange range;
         private final Losses losses;
@@ -198,9 +203,9 @@ public final class FileTransport implements Transport {
         private int piece;
         private SegmentReader open;
         private long reached;
-        private long until; // how far the open segment is read
+        private long until; // the offset up to which the open segment is read
         private String missing = "";
-        private String notIndexed = ""; // a segment of which the subject index is of no use
+        private String notIndexed = ""; // a segment with an unusable subject index
 
         Source(ScanRange range, Losses losses, PartReading.Need need) {
             this.range = range;
@@ -244,10 +249,13 @@ public final class FileTransport implements Transport {
             return range.pieces().get(piece).next();
         }
 
-        /** What is wanted of the open segment was read: perhaps the next piece begins in it. */
+        /**
+         * Called when the wanted part of the open segment was read. The next piece may begin in the
+         * same segment.
+         */
         private void leave() {
             reached = Math.min(open.segment().nextOffset(), Math.max(until, reached));
-            if (open.isIndexBad()) { // the other way finds out what is wrong, from there on
+            if (open.isIndexBad()) { // the read without the index finds the problem
                 reached = open.reached();
                 notIndexed = open.segment().file();
             }
@@ -284,7 +292,8 @@ public final class FileTransport implements Transport {
             try {
                 open = new SegmentReader(store, directory, manifest, segment, window);
             } catch (FileNotFoundException error) {
-                // The file may have been replaced: read the manifest again, once per file.
+                // The file may have been replaced. So the manifest is read again, at most once per
+                // file.
                 if (missing.equals(segment.file())) {
                     throw new Failure(Failure.STORAGE_ERROR,
                             directory + " lacks " + missing + ", which its manifest lists",
@@ -307,7 +316,10 @@ public final class FileTransport implements Transport {
             open.seek(manifest, look.erased(), reached, until, losses, this::isWanted);
         }
 
-        /** Whether the open segment is read by its subject index, up to the end of the range. */
+        /**
+         * Returns true if the open segment is read by its subject index, up to the end of the
+         * range.
+         */
         private boolean goesBySubject(Manifest manifest) throws IOException {
             Manifest.Segment segment = open.segment();
             if (subject == null || manifest.isDamaged(segment) || notIndexed.equals(segment.file())) {
@@ -325,7 +337,7 @@ public final class FileTransport implements Transport {
                             need != PartReading.Need.HEADS);
                 }
             } catch (IOException error) {
-                return false; // all that it says is in the segment, too
+                return false; // the index only repeats content of the segment
             } finally {
                 if (file != null) {
                     SegmentReader.close(file);
@@ -334,7 +346,7 @@ public final class FileTransport implements Transport {
             return false;
         }
 
-        /** The pieces that are still to be read; the first one from {@code reached} on. */
+        /** Returns the pieces that are not read yet. The first one begins at {@code reached}. */
         private List<Extent> left() {
             List<Extent> found = new ArrayList<>(
                     range.pieces().subList(piece, range.pieces().size()));
@@ -386,12 +398,15 @@ public final class FileTransport implements Transport {
         return Manifest.read(store, directory, last);
     }
 
-    /** A manifest, and which records of a range are erased by it; null if none is. */
+    /**
+     * A manifest, and the erased records of a range; null if the manifest lists no erased record of
+     * the range.
+     */
     private record Look(Manifest manifest, ErasedSet erased) {}
 
     /**
-     * Reads the manifest, and its erased files with offsets of [first, end). Streams without them
-     * do not load a class of Roaring.
+     * Reads the manifest, and its erased files with offsets of [first, end). For a stream without
+     * erased files, no class of Roaring is loaded.
      */
     private Look look(long first, long end) {
         while (true) {

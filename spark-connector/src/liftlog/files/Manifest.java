@@ -16,8 +16,8 @@ import liftlog.records.Epochs;
 import liftlog.records.Failure;
 
 /**
- * What a stream's directory consists of: the file {@code manifest}, or {@code manifest.copy} if
- * that cannot be read. Version 2 lists erased files.
+ * The content of a stream's directory, according to the file {@code manifest}, or to
+ * {@code manifest.copy} if {@code manifest} cannot be read. Version 2 lists erased files.
  */
 public record Manifest(
         String lineage,
@@ -46,12 +46,12 @@ public record Manifest(
             String file, long baseOffset, long generation, long nextOffset, long sizeBytes,
             long maxTimestampNs) {}
 
-    /** Offsets [first, next) that are gone, and where their bytes are, if there are any. */
+    /** A range of lost offsets, [first, next), and the place of their bytes if the bytes exist. */
     public record Quarantined(
             long first, long next, String segment, long position, long end, boolean isLoss) {}
 
     /**
-     * One listed file with offsets of erased records. Offsets from {@code next} on do not count;
+     * One listed file with offsets of erased records. Offsets from {@code next} on do not count.
      * {@code count} is the number of offsets in the file, {@code sizeBytes} the size of each half.
      */
     public record Erased(
@@ -61,18 +61,21 @@ public record Manifest(
         }
     }
 
-    /** The last one that was read: a task asks for the manifest with each segment. */
+    /** The manifest that was read last, because a task requests the manifest for each segment. */
     static final class Last {
         private byte[] raw = {};
         private Manifest manifest;
     }
 
-    /** Throws Failure CORRUPT_METADATA, NEWER_FORMAT or STORAGE_ERROR. */
+    /** Reads the manifest. Throws Failure CORRUPT_METADATA, NEWER_FORMAT or STORAGE_ERROR. */
     public static Manifest read(FileStore store, String directory) {
         return read(store, directory, new Last());
     }
 
-    /** Otherwise as above; what has not changed since {@code last} is not read apart again. */
+    /**
+     * Like {@code read(store, directory)}, but does not parse the manifest again if it is the same
+     * as {@code last}.
+     */
     static Manifest read(FileStore store, String directory, Last last) {
         try {
             Manifest found = read(store, directory, NAME, last);
@@ -85,7 +88,8 @@ public record Manifest(
             if (!isDamaged) {
                 throw error;
             }
-            // A newer version would have written the copy first: only damage leaves a good copy.
+            // A newer version of liftlog writes the copy first. So if the copy is good, the
+            // manifest is damaged.
             Manifest copy = readCopy(store, directory);
             if (copy == null) {
                 throw error;
@@ -100,20 +104,20 @@ public record Manifest(
         return copy;
     }
 
-    /** The incarnation of the log, which all of its histories of offsets share. */
+    /** The incarnation of the log. It is the same in all lineages of the log. */
     String incarnation() {
         int end = lineage.indexOf(':');
         return end < 0 ? lineage : lineage.substring(0, end);
     }
 
-    /** The name of a segment in its sketch and subject index. */
+    /** Returns the checksum that identifies a segment in its sketch and in its subject index. */
     int historyCheck(Segment segment) {
         String name = segment.generation() == 0 ? lineage : lineage + "/" + segment.generation();
         byte[] bytes = name.getBytes(StandardCharsets.UTF_8);
         return Bytes.crc32c(bytes, 0, bytes.length);
     }
 
-    /** The sealed segments whose records are all known to be committed, oldest first. */
+    /** Returns the sealed segments in which all records are certainly committed, oldest first. */
     public List<Segment> committed() {
         List<Segment> found = new ArrayList<>();
         for (Segment one : segments.subList(0, segments.size() - 1)) {
@@ -124,7 +128,7 @@ public record Manifest(
         return found;
     }
 
-    /** The names of the committed files that hold records of [first, end). */
+    /** Returns the names of the committed files that hold records of [first, end). */
     public List<String> files(long first, long end) {
         List<String> names = new ArrayList<>();
         for (Segment one : committed()) {
@@ -135,14 +139,14 @@ public record Manifest(
         return names;
     }
 
-    /** The erased files with offsets of [first, end). */
+    /** Returns the erased files with offsets of [first, end). */
     List<Erased> erased(long first, long end) {
         return erased.stream()
                 .filter(one -> one.first() < end && one.next() > first)
                 .toList();
     }
 
-    /** Whether it is known that bytes of this segment are damaged. */
+    /** Returns true if the manifest lists damaged bytes in this segment. */
     boolean isDamaged(Segment segment) {
         return quarantined.stream().anyMatch(one -> one.segment().equals(segment.file()));
     }

@@ -7,8 +7,8 @@ import liftlog.records.Bytes;
 import liftlog.scan.Extent;
 
 /**
- * How the bytes of segments are distributed over their offsets. Only the few entries of the indexes
- * that are asked for are read; what a damaged one says makes extents uneven, no more.
+ * Determines how the bytes of segments are distributed over the offsets. Reads only the necessary
+ * entries of the indexes. A damaged index only makes the extents uneven.
  */
 final class Measuring {
     private static final int MOST_EXTENTS = 4096;
@@ -17,7 +17,10 @@ final class Measuring {
 
     private Measuring() {}
 
-    /** Extents that tile the offsets of the segments, each about {@code stepBytes} large. */
+    /**
+     * Returns extents of about {@code stepBytes} that cover the offsets of the segments without
+     * gaps.
+     */
     static List<Extent> measure(
             FileStore store, String directory, Manifest manifest, List<Manifest.Segment> segments,
             long stepBytes) {
@@ -38,7 +41,7 @@ final class Measuring {
         return found;
     }
 
-    /** Small neighbours become one: a stream can have thousands of small segments. */
+    /** Joins small neighbouring extents, because a stream can have thousands of small segments. */
     private static void add(List<Extent> found, long step, Extent extent) {
         Extent last = found.isEmpty() ? null : found.get(found.size() - 1);
         if (last != null
@@ -66,14 +69,14 @@ final class Measuring {
                     }
                 }
             } catch (IOException error) {
-                found.clear(); // all that it says is in the segment, too
+                found.clear(); // the index only repeats content of the segment
             }
         }
         found.add(new SegmentIndex.Entry(segment.nextOffset(), segment.sizeBytes()));
         return found;
     }
 
-    /** The last entry of the file at or before a position. */
+    /** Returns the last entry of the file at or before a position. */
     private static SegmentIndex.Entry floor(
             FileStore.Opened file, long count, long baseOffset, long position) throws IOException {
         byte[] raw = new byte[8];

@@ -10,16 +10,17 @@ import liftlog.scan.Columns;
 import liftlog.scan.Rows;
 
 /**
- * Reads of the batches of one segment only what is needed: headers, heads, or heads and the values of
- * some records. It checks what it reads. It refuses a batch for which it has no checksums, or of
- * which too much is wanted, or of which something is damaged: then the whole batch is read.
+ * Reads only the necessary parts of the batches of one segment: headers, heads, or heads and the
+ * values of some records. It checks the bytes that it reads. It refuses a batch in three cases: the
+ * batch has no checksums of parts, too much of it is wanted, or a part is damaged. The caller then
+ * reads the whole batch.
  */
 final class PartReading {
-    /** What a read needs of a batch at least. */
+    /** The parts of a batch that a read needs at least. */
     enum Need {
         HEADERS, HEADS, SOME_VALUES, ALL;
 
-        /** {@code selects}: perhaps not all records become rows. */
+        /** {@code selects} is true if some records may not become rows. */
         static Need of(Set<String> columns, boolean selects) {
             if (columns.contains(Columns.VALUE)) {
                 return selects ? SOME_VALUES : ALL;
@@ -28,8 +29,8 @@ final class PartReading {
         }
     }
 
-    private static final int DENSE = 16; // so many batches are read whole after one that had to be
-    private static final int CHECKING = 512; // one more checksum takes as long as reading so much
+    private static final int DENSE = 16; // number of batches to read whole after one
+    private static final int CHECKING = 512; // bytes read in the time of one checksum
     private static final int OWN_COLUMNS =
             BatchHeader.OFFSET_DELTAS | BatchHeader.TIMESTAMP_DELTAS;
 
@@ -37,9 +38,9 @@ final class PartReading {
     private final int worthReading;
     private Need need;
     private int dense;
-    private int shown = -1; // the batch of which a part is shown
+    private int shown = -1; // the batch whose parts are shown
     private long shownAt;
-    private long refused = -1; // the position of a batch that is to be read whole
+    private long refused = -1; // the position of a batch that must be read whole
 
     PartReading(BatchParts parts, Need need, int worthReading) {
         this.parts = parts;
@@ -48,8 +49,9 @@ final class PartReading {
     }
 
     /**
-     * How many bytes to read from here on: to the last part that is worth reading together. Looks at
-     * all batches up to there, so it is asked only before a read.
+     * Returns the number of bytes to read from here on. The read ends after the last part that is
+     * near enough to be read together. Examines all batches up to there, so call it only before a
+     * read.
      */
     int ahead(long position, int most) {
         int i = dense > 0 ? -1 : parts.at(position);
@@ -71,7 +73,10 @@ final class PartReading {
         return (int) (end - position);
     }
 
-    /** Shows a part of the batch at a position, whose header is in the window. */
+    /**
+     * Shows the needed parts of the batch at a position, whose header is in the window. Returns
+     * false if the batch is refused.
+     */
     boolean isShown(Window window, long position, RecordBatch into, BatchHeader header)
             throws IOException {
         shown = -1;
@@ -84,7 +89,7 @@ final class PartReading {
                 into.loadHeader(header);
                 return true;
             }
-            need = Need.HEADS; // the next batches are probably of the same kind
+            need = Need.HEADS; // the next batches are probably alike
         }
         int i = position == refused ? -1 : parts.at(position);
         int size = i < 0 ? 0 : parts.headBytes(i);
@@ -116,7 +121,7 @@ final class PartReading {
         return true;
     }
 
-    /** Reads and checks the values of these rows; false: the batch is to be read whole. */
+    /** Reads and checks the values of these rows. Returns false if the batch must be read whole. */
     boolean complete(Window window, RecordBatch batch, Rows rows) throws IOException {
         if (shown < 0 || need != Need.SOME_VALUES) {
             return true;
@@ -133,7 +138,9 @@ final class PartReading {
         return false;
     }
 
-    /** Whether reading these values alone takes less time than the rest of the batch. */
+    /**
+     * Returns true if reading only these values takes less time than reading the rest of the batch.
+     */
     private boolean areFew(Window window, RecordBatch batch, Rows rows) {
         rows.check(batch, batch.values);
         boolean isHere = window.holds(shownAt, batch.header().length());

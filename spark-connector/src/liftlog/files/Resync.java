@@ -9,11 +9,12 @@ import liftlog.records.CorruptBatch;
 import liftlog.records.Failure;
 
 /**
- * Where good batches continue after damage.
+ * Finds the place where good batches continue after damage.
  *
- * <p>The value of a record can hold the bytes of whole batches, so a batch that looks good proves
- * nothing. Proof is the header of the damaged batch itself, if it can be read, or a chain of headers
- * that leads to a known border and to the offset that is due there.
+ * <p>The value of a record can hold the bytes of whole batches, so a batch that looks good may be
+ * inside a value. There are two proofs that it is not. If the header of the damaged batch is
+ * readable, its length gives the start of the next batch. Otherwise a chain of headers must lead to
+ * a known border, and reach the expected offset there.
  */
 final class Resync {
     private static final int SEARCH = 1 << 20;
@@ -33,8 +34,9 @@ final class Resync {
     }
 
     /**
-     * The first good batch in (position, border), where the batch of {@code offset} is bad; null if
-     * none is proven. {@code bad} is the header of the bad batch if it is readable.
+     * Returns the first good batch in (position, border); null if no batch is proven to be good.
+     * The batch of {@code offset} at {@code position} is bad; {@code bad} is its header if it is
+     * readable.
      */
     SegmentIndex.Entry find(
             long position, SegmentIndex.Entry border, long offset, long epoch, BatchHeader bad)
@@ -55,7 +57,7 @@ final class Resync {
         return search(start, position, border, offset, epoch);
     }
 
-    /** Whether a chain of headers leads from this batch to the border. */
+    /** Returns true if a chain of headers leads from this batch to the border. */
     boolean leads(long position, BatchHeader header, SegmentIndex.Entry border)
             throws IOException {
         return leads(position, header, border, new HashSet<>());
@@ -140,7 +142,7 @@ final class Resync {
         } catch (CorruptBatch error) {
             return null;
         } catch (Failure error) {
-            return null; // of a format that is not known: not proven to be ours
+            return null; // the format is not known, so this may be no batch of the log
         }
     }
 }

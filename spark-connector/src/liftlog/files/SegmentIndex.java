@@ -5,9 +5,10 @@ import java.nio.charset.StandardCharsets;
 import liftlog.records.Bytes;
 
 /**
- * The sparse index of one segment: entries of 16 bytes (offset - base, position, newest timestamp
- * so far), then a footer of 40 bytes that names the segment, with checksums. It is a hint: one that
- * is damaged, of another segment or of version 1, which named none, counts as missing.
+ * The sparse index of one segment. The file has entries of 16 bytes (offset - base, position,
+ * newest timestamp so far), and a footer of 40 bytes with checksums, which names the segment. The
+ * index is only an optimization. It counts as missing if it is damaged, belongs to another segment,
+ * or has version 1, which names no segment.
  */
 final class SegmentIndex {
     private static final int ENTRY = 16;
@@ -24,17 +25,17 @@ final class SegmentIndex {
         this.baseOffset = baseOffset;
     }
 
-    /** A place at which a batch begins. */
+    /** A position at which a batch begins, and its offset. */
     record Entry(long offset, long position) {}
 
-    /** The index beside a segment; an empty one if there is none that can be used. */
+    /** Reads the index beside a segment; returns an empty index if there is no usable one. */
     static SegmentIndex read(
             FileStore store, String segmentPath, Manifest.Segment segment, String incarnation) {
         byte[] raw;
         try {
             raw = store.readAll(indexPath(segmentPath));
         } catch (IOException error) {
-            raw = new byte[0]; // all that it says is in the segment, too
+            raw = new byte[0]; // the index only repeats content of the segment
         }
         int footer = raw.length - FOOTER;
         long base = segment.baseOffset();
@@ -43,12 +44,15 @@ final class SegmentIndex {
                 && Bytes.crc32c(raw, 0, footer) == Bytes.i32(raw, footer + 32)
                 && ascends(raw, footer / ENTRY);
         SegmentIndex whole = new SegmentIndex(raw, good ? footer / ENTRY : 0, base);
-        // The segment may have been cut since.
+        // The segment may have been truncated since the index was written.
         int count = whole.countBelow(4, segment.sizeBytes());
         return new SegmentIndex(raw, count, base);
     }
 
-    /** How many entries an index file has; 0 if its footer is damaged or names another segment. */
+    /**
+     * Returns the number of entries of an index file; 0 if its footer is damaged or names another
+     * segment.
+     */
     static long count(FileStore.Opened file, Manifest.Segment segment, String incarnation)
             throws IOException {
         byte[] footer = new byte[FOOTER];
@@ -73,23 +77,23 @@ final class SegmentIndex {
         return segmentPath.substring(0, segmentPath.length() - ".log".length()) + ".index";
     }
 
-    /** The last entry at or before an offset. */
+    /** Returns the last entry at or before an offset. */
     Entry floor(long offset) {
         return entry(countBelow(0, offset - baseOffset + 1) - 1);
     }
 
-    /** An entry before which everything is older than that time. */
+    /** Returns an entry. All records before the entry are older than this time. */
     Entry floorTime(long timestampNs) {
         return entry(countBelow(8, timestampNs) - 1);
     }
 
-    /** The first entry at or after an offset; null if there is none. */
+    /** Returns the first entry at or after an offset; null if there is none. */
     Entry from(long offset) {
         int i = countBelow(0, offset - baseOffset);
         return i < count ? entry(i) : null;
     }
 
-    /** The first entry behind a position; null if there is none. */
+    /** Returns the first entry after a position; null if there is none. */
     Entry after(long position) {
         int i = countBelow(4, position + 1);
         return i < count ? entry(i) : null;
@@ -103,7 +107,7 @@ final class SegmentIndex {
         return new Entry(baseOffset + Bytes.u32(entries, at), Bytes.u32(entries, at + 4));
     }
 
-    /** How many entries have a smaller number in the field. */
+    /** Returns the number of entries with a smaller number in this field. */
     private int countBelow(int field, long limit) {
         int low = 0;
         int high = count;

@@ -13,9 +13,9 @@ import liftlog.scan.Losses;
 import liftlog.scan.Rows;
 
 /**
- * The batches of one segment in a range of offsets, and what is missing between them. Batches tile
- * the offsets, so every gap is a loss: damaged bytes, or records that were lost before they were
- * written. Bytes that the manifest lists as quarantined are not read.
+ * Reads the batches of one segment in a range of offsets, and reports missing records between them.
+ * Batches cover the offsets without gaps. So every gap is a loss: damaged bytes, or records that
+ * were lost before they were written. Bytes that the manifest lists as quarantined are not read.
  */
 final class SegmentReader implements AutoCloseable {
     private record Stretch(SegmentIndex.Entry start, SegmentIndex.Entry end) {}
@@ -26,16 +26,16 @@ final class SegmentReader implements AutoCloseable {
     private final List<Stretch> stretches = new ArrayList<>();
     private final Window window;
     private PartReading parts;
-    private SubjectRuns runs; // null: batch after batch is read
+    private SubjectRuns runs; // null if the batches are read one after the other
     private boolean isIndexBad;
     private Manifest manifest;
-    private ErasedSet erased; // null: no record is erased
+    private ErasedSet erased; // null if no record is erased
     private Losses losses;
     private Predicate<BatchHeader> wanted;
     private SegmentWalk walk;
     private int following;
     private long reached;
-    private long before; // where the batch that is shown begins, of what is wanted
+    private long before; // the first wanted offset of the batch that is shown
     private long end;
 
     /** Throws FileNotFoundException. */
@@ -57,14 +57,15 @@ final class SegmentReader implements AutoCloseable {
         return index;
     }
 
-    /** From now on reads parts of batches, with these checksums. */
+    /** Reads only parts of batches from now on, and verifies them with these checksums. */
     void readParts(BatchParts checks, PartReading.Need need) {
         parts = new PartReading(checks, need, file.worthReading());
     }
 
     /**
-     * From now on shows nothing but the records of a subject, by runs with records in one of these
-     * pieces, if that takes less time than reading the pieces; says whether it does. Closes the index.
+     * Shows only the records of a subject from now on, by the runs with records in one of these
+     * pieces, if this takes less time than reading the pieces. Returns true if it does. Otherwise
+     * the index is closed.
      */
     boolean readRuns(SubjectIndex entries, SubjectIndex.Runs ofSubject, FileStore.Opened indexFile,
             List<Extent> pieces, boolean withValues) throws IOException {
@@ -82,7 +83,9 @@ final class SegmentReader implements AutoCloseable {
         return runs != null;
     }
 
-    /** Whether a run was not as the index says: all before {@code reached} was shown. */
+    /**
+     * Returns true if a run did not match the index. All records before {@code reached} were shown.
+     */
     boolean isIndexBad() {
         return isIndexBad;
     }
@@ -92,8 +95,8 @@ final class SegmentReader implements AutoCloseable {
     }
 
     /**
-     * Begins at an offset. Batches that are not wanted are passed over, but are no gap. Records of
-     * {@code gone} are hidden; null: none is erased.
+     * Begins at an offset. Batches that are not wanted are skipped, and are not reported as a gap.
+     * Records in {@code gone} are hidden; null means that no record is erased.
      */
     void seek(Manifest listed, ErasedSet gone, long first, long stop, Losses about,
             Predicate<BatchHeader> keep) {
@@ -104,7 +107,10 @@ final class SegmentReader implements AutoCloseable {
         seekOn(first, stop);
     }
 
-    /** Begins at a later offset, with the same wishes; what lies before it is no gap. */
+    /**
+     * Begins at a later offset, with the same conditions. The offsets before it are not reported as
+     * a gap.
+     */
     void seekOn(long first, long stop) {
         stretches.clear();
         following = 0;
@@ -132,7 +138,7 @@ final class SegmentReader implements AutoCloseable {
         stretches.add(new Stretch(from, until == null ? whole : until));
     }
 
-    /** Shows the next batch with records in the range; false at its end. */
+    /** Shows the next batch with records in the range. Returns false at the end of the range. */
     boolean next(RecordBatch into) throws IOException {
         if (runs != null) {
             return nextOfRuns(into);
@@ -179,7 +185,7 @@ final class SegmentReader implements AutoCloseable {
         return false;
     }
 
-    /** As {@code BatchSource.complete}. */
+    /** Like {@code BatchSource.complete}. */
     boolean complete(RecordBatch shown, Rows rows) throws IOException {
         boolean isComplete = runs != null || walk.complete(shown, rows);
         if (!isComplete) {
@@ -208,7 +214,7 @@ final class SegmentReader implements AutoCloseable {
         }
     }
 
-    /** Reports [first, next) as lost, except offsets that held no acked record. */
+    /** Reports [first, next) as lost, except for offsets that never had an acked record. */
     static void reportGap(Manifest manifest, long first, long next, Losses losses) {
         List<Manifest.Quarantined> skipped = new ArrayList<>();
         for (Manifest.Quarantined one : manifest.quarantined()) {

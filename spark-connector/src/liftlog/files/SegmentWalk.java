@@ -10,9 +10,9 @@ import liftlog.records.RecordBatch;
 import liftlog.scan.Rows;
 
 /**
- * The good batches of a stretch of a segment, one after the other. It passes over damage; the
- * caller sees which offsets are missing. With {@code parts} it reads of a batch what is needed, or
- * the whole batch if that fails.
+ * Walks the good batches of a stretch of a segment, one after the other. It skips damage; the
+ * caller finds the missing offsets. With {@code parts} it reads only the needed parts of a batch,
+ * or the whole batch if this fails.
  */
 final class SegmentWalk {
     private static final int PASSING = 4 << 10;
@@ -20,13 +20,13 @@ final class SegmentWalk {
     private final Window window;
     private final SegmentIndex index;
     private final SegmentIndex.Entry end;
-    private final PartReading parts; // null: there are no checksums of parts
+    private final PartReading parts; // null if there are no checksums of parts
     private Place place;
-    private Place before; // where the batch belonged that was shown last
+    private Place before; // the place of the batch that was shown last
     private long position;
-    private boolean isPassing; // the batch before was not wanted: perhaps the next one is not
+    private boolean isPassing; // the last batch was not wanted, so the next may not be either
 
-    /** {@code end} is where the stretch ends, and the offset at which the log continues there. */
+    /** {@code end} is the end of the stretch, and the offset at which the log continues there. */
     SegmentWalk(Window window, SegmentIndex index, SegmentIndex.Entry start,
             SegmentIndex.Entry end, Epochs epochs, PartReading parts) {
         this.window = window;
@@ -38,8 +38,8 @@ final class SegmentWalk {
     }
 
     /**
-     * Shows the next good batch in {@code into} and returns its header; null at the end. The body
-     * of a batch that is not wanted is neither checked nor shown.
+     * Shows the next good batch in {@code into} and returns its header; null at the end. If a batch
+     * is not wanted, its body is neither checked nor shown.
      */
     BatchHeader next(RecordBatch into, Predicate<BatchHeader> wanted) throws IOException {
         while (position < end.position()) {
@@ -48,7 +48,7 @@ final class SegmentWalk {
             if (header != null && !place.holds(header)) {
                 if (header.baseOffset() > place.offset()
                         && new Resync(window.file()).leads(position, header, border())) {
-                    place.goOnAt(header.baseOffset()); // the batches before it are gone
+                    place.goOnAt(header.baseOffset()); // the batches before it are lost
                 }
                 if (!place.holds(header)) {
                     readable = null;
@@ -66,7 +66,10 @@ final class SegmentWalk {
         return null;
     }
 
-    /** Makes the values of these rows readable; false: {@code next} shows the batch again. */
+    /**
+     * Makes the values of these rows readable. If it returns false, {@code next} shows the batch
+     * again.
+     */
     boolean complete(RecordBatch shown, Rows rows) throws IOException {
         if (parts == null || parts.complete(window, shown, rows)) {
             return true;
@@ -77,7 +80,7 @@ final class SegmentWalk {
     }
 
     private BatchHeader headerHere() throws IOException {
-        // Of batches that are not wanted, only the headers are read.
+        // If a batch is not wanted, only its header is read.
         int most = isPassing ? PASSING
                 : parts == null || window.holds(position, BatchHeader.SIZE) ? window.size()
                 : parts.ahead(position, window.size());
@@ -114,7 +117,7 @@ final class SegmentWalk {
         place.goOnAt(following.offset());
     }
 
-    /** The next place at which a batch begins for sure. */
+    /** Returns the next place at which a batch certainly begins. */
     private SegmentIndex.Entry border() {
         SegmentIndex.Entry entry = index.after(position);
         boolean useless = entry == null

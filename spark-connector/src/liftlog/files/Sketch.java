@@ -10,9 +10,9 @@ import liftlog.scan.Items;
 import liftlog.scan.Narrowing;
 
 /**
- * The sketch beside a sealed segment: which of its blocks can hold records of a subject, with a key
- * or of a time, and the checksums of parts of its batches. The format is described in
- * docs/reference/storage-format.md; of version 1, which has no such checksums, the blocks are used.
+ * The sketch beside a sealed segment. It states which blocks can hold records of a subject, a key
+ * or a time, and has checksums of the parts of batches. docs/reference/storage-format.md describes
+ * the format. If a sketch has version 1, which has no such checksums, only its blocks are used.
  */
 final class Sketch {
     private static final int MAGIC = 0x4B534C4C;
@@ -21,16 +21,16 @@ final class Sketch {
     private static final int ENTRY = 32;
     private static final int PROBES = 7;
     private static final long SPREAD = 0x9E3779B97F4A7C15L;
-    private static final long MOST_BYTES = 128 << 20; // of filters, in the driver
+    private static final long MOST_BYTES = 128 << 20; // maximum size of filters, in the driver
     private static final int MOST_ITEMS = 256;
-    private static final long MOST_PARTS = 32 << 20; // of checksums, in each task
+    private static final long MOST_PARTS = 32 << 20; // maximum size of checksums, in each task
 
     private final Manifest.Segment segment;
     private final int blocks;
-    private final byte[] entries; // of the blocks, then of the batches
+    private final byte[] entries; // entries of the blocks, then of the batches
     private final int worthReading;
     private byte[] filters = {};
-    private BatchParts parts; // null: version 1, none or too many
+    private BatchParts parts; // null in version 1, or if there are none or too many
 
     private Sketch(Manifest.Segment segment, int blocks, byte[] entries, int worthReading) {
         this.segment = segment;
@@ -39,13 +39,19 @@ final class Sketch {
         this.worthReading = worthReading;
     }
 
-    /** With filters, to select blocks. Null if it is missing, damaged, or of another state of the segment. */
+    /**
+     * Reads a sketch with its filters, to select blocks. Returns null if the file is missing,
+     * damaged, or belongs to another state of the segment.
+     */
     static Sketch read(
             FileStore store, String directory, Manifest.Segment segment, Manifest manifest) {
         return read(store, directory, segment, manifest, true, false);
     }
 
-    /** The checksums of heads, and {@code withValues} of values, if they are there. Null as above. */
+    /**
+     * Reads the checksums of heads and, {@code withValues}, those of values, if they exist. Returns
+     * null in the same cases as {@code read}.
+     */
     static BatchParts parts(FileStore store, String directory, Manifest.Segment segment,
             Manifest manifest, boolean withValues) {
         Sketch found = read(store, directory, segment, manifest, false, withValues);
@@ -60,7 +66,7 @@ final class Sketch {
             int history = manifest.historyCheck(segment);
             return read(file, segment, history, withFilters, withValues);
         } catch (IOException error) {
-            return null; // all that it says is in the segment, too
+            return null; // the sketch only repeats content of the segment
         }
     }
 
@@ -126,7 +132,7 @@ final class Sketch {
         return found != null && Bytes.crc32c(found, 0, found.length) == check ? found : null;
     }
 
-    /** Null if the file is shorter, or if that is more than is kept in memory. */
+    /** Returns null if the file is shorter, or if the size is above the limit for memory. */
     private static byte[] bytes(FileStore.Opened file, long position, long length)
             throws IOException {
         if (length < 0 || length > MOST_BYTES || position + length > file.size()) {
@@ -137,8 +143,9 @@ final class Sketch {
     }
 
     /**
-     * The blocks, which tile the segment; those without a wanted record have the size 0, the others
-     * that of what is read of them. {@code inParts}: of the head of each batch, and of few values.
+     * Returns the blocks, which cover the segment without gaps. A block without a wanted record has
+     * the size 0. The size of any other block is the number of bytes that a read of it needs; with
+     * {@code inParts} these are the head of each batch, and a few values.
      */
     List<Extent> extents(Narrowing wanted, boolean inParts) {
         List<Extent> found = new ArrayList<>();
@@ -166,7 +173,9 @@ final class Sketch {
         return found;
     }
 
-    /** About as many bytes are read of a batch of which few values are wanted. */
+    /**
+     * Returns the approximate number of bytes to read of a batch if few of its values are wanted.
+     */
     private long partBytes(int batch) {
         long next = batch + 1 < parts.count() ? parts.position(batch + 1) : segment.sizeBytes();
         long whole = next - parts.position(batch);
@@ -198,7 +207,7 @@ final class Sketch {
         return true;
     }
 
-    /** Null if the filters cannot tell, or if it takes too long to ask them. */
+    /** Returns null if the filters cannot exclude anything, or if checking them takes too long. */
     private static long[] hashes(char kind, Items items) {
         if (items == null || !items.prefixes().isEmpty() || items.whole().size() > MOST_ITEMS) {
             return null;

@@ -7,8 +7,8 @@ import liftlog.records.BatchHeader;
 import liftlog.records.Bytes;
 
 /**
- * The entries of the subject index beside a sealed segment: in which runs the records on each
- * subject are. The format is described in docs/reference/storage-format.md.
+ * The entries of the subject index beside a sealed segment, which locate the runs with the records
+ * on each subject. docs/reference/storage-format.md describes the format.
  */
 final class SubjectIndex {
     private static final int MAGIC = 0x58534C4C;
@@ -16,7 +16,7 @@ final class SubjectIndex {
     private static final int HEAD = 48;
     private static final int SUBJECT = 16;
     private static final int RUN = 32;
-    private static final long MOST_BYTES = 64 << 20; // of an index; so entries fit into memory, too
+    private static final long MOST_BYTES = 64 << 20; // of an index, so that it fits into memory
     private static final int MOST_RECORDS = 0xFFFF;
 
     /** The numbers of the runs of one subject. */
@@ -32,14 +32,17 @@ final class SubjectIndex {
         this.runs = runs;
     }
 
-    /** The open file of the index of a segment. Throws FileNotFoundException. */
+    /** Opens the index of a segment. Throws FileNotFoundException. */
     static FileStore.Opened open(FileStore store, String directory, Manifest.Segment segment)
             throws IOException {
         String path = directory + "/" + segment.file();
         return store.open(path.substring(0, path.length() - ".log".length()) + ".subjects");
     }
 
-    /** Null if it has no entries, or is damaged, or of another state of the segment. */
+    /**
+     * Reads the entries. Returns null if the index has no entries, is damaged, or belongs to
+     * another state of the segment.
+     */
     static SubjectIndex read(FileStore.Opened file, Manifest.Segment segment,
             Manifest manifest) throws IOException {
         byte[] head = new byte[HEAD];
@@ -68,7 +71,7 @@ final class SubjectIndex {
         return found.isConsistent() ? found : null;
     }
 
-    /** A checksum does not prove that the writer was correct. */
+    /** Checks the entries, because a checksum does not prove that the writer was correct. */
     private boolean isConsistent() {
         long names = tables.length - (long) subjects * SUBJECT - (long) runs * RUN;
         long before = 0;
@@ -82,7 +85,10 @@ final class SubjectIndex {
         return isGood;
     }
 
-    /** Those of a subject, none if it has no records; null if two subjects look like that. */
+    /**
+     * Returns the runs of a subject; an empty range if the subject has no records; null if two
+     * subjects have this name.
+     */
     Runs runsOf(byte[] name) {
         int low = 0;
         int high = subjects;
@@ -113,14 +119,17 @@ final class SubjectIndex {
         return Bytes.i32(tables, subject * SUBJECT + 8);
     }
 
-    /** Of the entries and the names, which were read. */
+    /** The size of the entries and the names, which were read. */
     int sizeBytes() {
         return tables.length;
     }
 
     // --- of a run ---
 
-    /** Whether it can be one of a file with so many bytes; the others are not looked at. */
+    /**
+     * Returns false if the entry of a run is impossible in a file of this size. The entries of
+     * other runs are not checked.
+     */
     boolean isPossible(int run, long fileSize) {
         return word(run, 8) + word(run, 12) <= fileSize
                 && word(run, 12) < MOST_BYTES
@@ -131,7 +140,7 @@ final class SubjectIndex {
                 && word(run, 24) <= Integer.MAX_VALUE - 8;
     }
 
-    /** Its first offset, counted from that of the segment. */
+    /** Returns the first offset of a run, relative to the base offset of the segment. */
     long first(int run) {
         return word(run, 0);
     }
@@ -144,7 +153,7 @@ final class SubjectIndex {
         return word(run, 8);
     }
 
-    /** So many bytes are stored. */
+    /** Returns the number of stored bytes of a run. */
     int size(int run) {
         return (int) word(run, 12);
     }
@@ -157,7 +166,7 @@ final class SubjectIndex {
         return (int) word(run, 20);
     }
 
-    /** Of the batch, with its values. */
+    /** Returns the length of a run's batch with its values. */
     int length(int run) {
         return (int) word(run, 24);
     }

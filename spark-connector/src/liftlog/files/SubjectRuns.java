@@ -13,11 +13,12 @@ import liftlog.records.RecordBatch;
 import liftlog.scan.Extent;
 
 /**
- * The records of a segment on one subject, by its {@link SubjectIndex}: a run is a record batch whose
- * values are read where they lie in the segment. The checksum of the batch is over all of it.
+ * Reads the records of a segment on one subject by its {@link SubjectIndex}. A run is a record
+ * batch. Its values are read from their places in the segment. The checksum of the batch includes
+ * the values.
  */
 final class SubjectRuns implements AutoCloseable {
-    private static final int CHECKING = 512; // one more value takes as long as reading so much
+    private static final int CHECKING = 512; // bytes that can be read in the time of one more value
     private static final int PLACE = 4;
     private static final int MOST_HEAD = 64 << 20;
     private static final int SPARE = 4096;
@@ -32,11 +33,11 @@ final class SubjectRuns implements AutoCloseable {
     private byte[] stored = {};
     private byte[] head = {};
     private byte[] bytes = {};
-    private int here; // the first run of which the bytes are in `stored`, of those that are wanted
-    private int behind; // after the last one of them
+    private int here; // the first wanted run whose bytes are in `stored`
+    private int behind; // the index after the last wanted run in `stored`
     private int next;
 
-    /** Of a subject those with records in one of these pieces, which ascend. */
+    /** Chooses the runs of a subject with records in one of these pieces, which ascend. */
     SubjectRuns(SubjectIndex index, SubjectIndex.Runs ofSubject, FileStore.Opened file,
             FileStore.Opened segment, long baseOffset, List<Extent> pieces, boolean withValues) {
         this.index = index;
@@ -64,7 +65,10 @@ final class SubjectRuns implements AutoCloseable {
         return Arrays.copyOf(found, count);
     }
 
-    /** Whether they are read in less time than so many bytes, of which they are a part. */
+    /**
+     * Returns true if reading the runs takes less time than reading the {@code span} bytes that
+     * contain them.
+     */
     boolean isWorthIt(long span) throws IOException {
         long cost = index.sizeBytes();
         long values = 0;
@@ -83,8 +87,8 @@ final class SubjectRuns implements AutoCloseable {
     }
 
     /**
-     * Shows the next batch; false after the last one. Throws CorruptBatch if it is not as the index
-     * says: the segment is to be read in another way.
+     * Shows the next batch. Returns false after the last one. Throws CorruptBatch if a run does not
+     * match the index; the segment must then be read in another way.
      */
     boolean next(RecordBatch into) throws IOException, CorruptBatch {
         if (next == runs.length) {
@@ -129,7 +133,7 @@ final class SubjectRuns implements AutoCloseable {
         return true;
     }
 
-    /** Reads each value to its place; neighbours together. */
+    /** Reads the values to their places in the batch. One read covers neighbouring values. */
     private void readValues(RecordBatch batch, int headBytes) throws IOException, CorruptBatch {
         int count = batch.header().recordCount();
         int record = 0;
@@ -155,7 +159,10 @@ final class SubjectRuns implements AutoCloseable {
         return Bytes.u32(head, headBytes + PLACE * record);
     }
 
-    /** Reads the next run, and those behind it that lie there, too, as far as is best. */
+    /**
+     * Reads the next run, and the following runs that are stored next to it, up to the best size of
+     * a read.
+     */
     private void load() throws IOException {
         long position = index.position(runs[next]);
         long size = index.size(runs[next]);

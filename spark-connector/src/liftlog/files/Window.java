@@ -3,16 +3,17 @@ package liftlog.files;
 import java.io.IOException;
 
 /**
- * Some bytes of a file, each at its place after {@code start}. The buffer is used again for the next
- * file. What was shown stays where it is until the next {@code view}.
+ * Some bytes of a file. The byte at {@code position} in the file has the index {@code position -
+ * start}. The buffer is used again for the next file. Bytes stay at the same index until the next
+ * call of {@code view}.
  */
 final class Window {
     private FileStore.Opened file;
     private byte[] bytes = {};
     private long start;
-    private int length; // so many bytes were read without a gap
+    private int length; // number of bytes read without a gap
 
-    /** Looks at another file from now on. */
+    /** Reads another file from now on. */
     void open(FileStore.Opened other) {
         file = other;
         start = 0;
@@ -30,20 +31,20 @@ final class Window {
         return bytes;
     }
 
-    /** The index of a position in {@code bytes}. */
+    /** Returns the index, in {@code bytes}, of a position in the file. */
     int at(long position) {
         return (int) (position - start);
     }
 
-    /** How many bytes the buffer takes without growing. */
+    /** Returns the number of bytes that the buffer can hold without growing. */
     int size() {
         return bytes.length;
     }
 
     /**
-     * Makes so many bytes from a position on readable, unless they are, and says how many they are:
-     * fewer before {@code end} and at the end of the file. If it has to read, it reads up to {@code
-     * most}.
+     * Makes {@code wanted} bytes from a position on readable, and returns how many of them are
+     * readable: fewer at {@code end} and at the end of the file. If it has to read, it reads up to
+     * {@code most} bytes.
      */
     int view(long position, int wanted, int most, long end) throws IOException {
         int needed = (int) Math.min(wanted, end - position);
@@ -56,14 +57,17 @@ final class Window {
         return Math.min(needed, length - at(position));
     }
 
-    /** Room for so many bytes from a position on, which is in the window. */
+    /** Makes room for {@code wanted} bytes from a position on, which is in the window. */
     void makeRoom(long position, int wanted) {
         if (at(position) + wanted > bytes.length) {
             length = moveTo(position, wanted);
         }
     }
 
-    /** Reads these bytes to their place, for which there is room, unless they are there. */
+    /**
+     * Reads these bytes to their places, unless they were read already. There must be room for
+     * them.
+     */
     boolean fill(long position, int wanted) throws IOException {
         return holds(position, wanted)
                 || Disk.read(file, position, bytes, at(position), wanted) == wanted;
@@ -73,7 +77,10 @@ final class Window {
         return position >= start && position - start + wanted <= length;
     }
 
-    /** Begins at a position, with room for so many bytes; says how many of them are there. */
+    /**
+     * Moves the start of the window to a position, with room for {@code wanted} bytes. Returns how
+     * many of them are already read.
+     */
     private int moveTo(long position, int wanted) {
         long inside = position - start;
         int kept = inside >= 0 && inside < length ? length - (int) inside : 0;

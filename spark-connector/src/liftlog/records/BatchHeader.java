@@ -39,7 +39,7 @@ public record BatchHeader(
     private static final int LAST_CODEC = 2;
     private static final int CRC_AT = 60;
 
-    /** The header at {@code at}; {@code end} is the end of the bytes that can be read. */
+    /** Parses the header at {@code at}. {@code end} is the end of the readable bytes. */
     public static BatchHeader parse(byte[] bytes, int at, int end) throws CorruptBatch {
         if (end - at < SIZE) {
             throw new CorruptBatch(Math.max(end - at, 0) + " bytes are too few for a batch header");
@@ -84,7 +84,10 @@ public record BatchHeader(
         return attributes & CODEC_MASK;
     }
 
-    /** Whether the body at {@code at}, of {@code length} bytes with the header, is intact. */
+    /**
+     * Checks that the body at {@code at} is intact. The batch has {@code length} bytes, with the
+     * header.
+     */
     public void checkBody(byte[] bytes, int at, int end) throws CorruptBatch {
         if (end - at < length) {
             throw new CorruptBatch("the batch is cut: " + (end - at) + " of " + length + " bytes");

@@ -5,7 +5,9 @@ import java.lang.invoke.VarHandle;
 import java.nio.ByteOrder;
 import java.util.zip.CRC32C;
 
-/** Little-endian numbers in byte arrays, and their checksum. Indexes are checked by the JVM. */
+/**
+ * Little-endian numbers in byte arrays, and checksums of such arrays. The JVM checks the indexes.
+ */
 public final class Bytes {
     private static final VarHandle SHORT = view(short[].class);
     private static final VarHandle INT = view(int[].class);
@@ -33,14 +35,14 @@ public final class Bytes {
         INT.set(bytes, at, value);
     }
 
-    /** The CRC-32C of these bytes as the 32 bits that are stored. */
+    /** Returns the CRC-32C of these bytes as the 32 bits that are stored. */
     public static int crc32c(byte[] bytes, int at, int length) {
         CRC32C crc = new CRC32C();
         crc.update(bytes, at, length);
         return (int) crc.getValue();
     }
 
-    /** The next multiple of 8. */
+    /** Returns {@code length} rounded up to a multiple of 8. */
     public static long padded(long length) {
         return length + 7 & ~7L;
     }
@@ -49,7 +51,7 @@ public final class Bytes {
         return MethodHandles.byteArrayViewVarHandle(kind, ByteOrder.LITTLE_ENDIAN);
     }
 
-    /** For hash tables. */
+    /** A hash for hash tables. */
     public static int hash(byte[] from, int at, int size) {
         long hash = size * 0x9E3779B97F4A7C15L;
         int i = 0;

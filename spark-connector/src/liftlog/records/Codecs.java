@@ -8,8 +8,8 @@ import net.jpountz.lz4.LZ4Factory;
 import net.jpountz.lz4.LZ4SafeDecompressor;
 
 /**
- * Bodies of compressed batches: u32 length before compression, u32 compressed length, the
- * compressed bytes. For one thread.
+ * Decompresses the bodies of batches. A compressed body consists of the length before compression
+ * (u32), the compressed length (u32) and the compressed bytes. Not thread-safe.
  */
 final class Codecs implements AutoCloseable {
     private static final int LZ4 = 1;
@@ -23,8 +23,8 @@ final class Codecs implements AutoCloseable {
     private byte[] columns = new byte[0];
 
     /**
-     * The columns of the checked batch at {@code at}, from index 0 on; {@code length} has their
-     * size. The next call overwrites them.
+     * Decompresses the columns of the checked batch at {@code at}. They begin at index 0 of the
+     * result; {@code length} returns their size. The next call overwrites them.
      */
     byte[] inflate(byte[] bytes, int at, BatchHeader header) throws CorruptBatch {
         int body = at + BatchHeader.SIZE;
@@ -60,7 +60,7 @@ final class Codecs implements AutoCloseable {
         return columns;
     }
 
-    /** Of the columns of that batch, once decompressed. */
+    /** Returns the size of the decompressed columns of this batch. */
     static int length(byte[] bytes, int at) {
         return Bytes.i32(bytes, at + BatchHeader.SIZE);
     }

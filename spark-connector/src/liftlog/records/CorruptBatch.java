@@ -5,7 +5,8 @@ public final class CorruptBatch extends Exception {
     private static final long serialVersionUID = 1L;
 
     public CorruptBatch(String message) {
-        // Readers look for good batches after damage: the stack of each failure is of no use.
+        // Without a stack trace: readers search for good batches after damage, and many attempts
+        // fail.
         super(message, null, false, false);
     }
 }

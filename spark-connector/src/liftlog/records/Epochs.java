@@ -6,7 +6,7 @@ import java.util.List;
 public record Epochs(List<long[]> entries) {
     public static final Epochs NONE = new Epochs(List.of());
 
-    /** The epoch that is listed for an offset; 0 if there is no list. */
+    /** Returns the epoch of an offset according to the list; 0 if the list is empty. */
     public long at(long offset) {
         long epoch = 0;
         for (long[] entry : entries) {
@@ -18,7 +18,7 @@ public record Epochs(List<long[]> entries) {
         return epoch;
     }
 
-    /** Where the epoch ends that is listed for an offset. */
+    /** Returns the end of the epoch that the list has for an offset. */
     public long endOf(long offset) {
         for (long[] entry : entries) {
             if (entry[1] > offset) {

@@ -3,10 +3,11 @@ package liftlog.records;
 import java.util.Set;
 
 /**
- * An error of liftlog: the name says its kind, as in docs/reference/errors.md, the hint what to do.
+ * An error of liftlog. The name is its kind, as in docs/reference/errors.md. The hint tells the
+ * user what to do.
  *
- * <p>PySpark shows an {@code IllegalArgumentException} by its message alone, and most others with the
- * whole stack of the JVM.
+ * <p>PySpark shows only the message of an {@code IllegalArgumentException}. It shows most other
+ * exceptions with the whole stack of the JVM.
  */
 public class Failure extends IllegalArgumentException {
     private static final long serialVersionUID = 1L;
@@ -67,12 +68,12 @@ public class Failure extends IllegalArgumentException {
         return new Failure(INVALID_ARGUMENT, reason, hint);
     }
 
-    /** Such as CORRUPT_RANGE. */
+    /** The name of the error, such as CORRUPT_RANGE. */
     public String name() {
         return name;
     }
 
-    /** What happened, without name and hint. */
+    /** Returns the text of the error, without name and hint. */
     public String reason() {
         return reason;
     }
@@ -81,7 +82,7 @@ public class Failure extends IllegalArgumentException {
         return hint;
     }
 
-    /** Whether the same may succeed later. */
+    /** Returns true if the same request may succeed later. */
     public boolean isRetriable() {
         return RETRIABLE.contains(name);
     }
@@ -91,8 +92,8 @@ public class Failure extends IllegalArgumentException {
     }
 
     /**
-     * Tasks send their errors to the driver, where the thread that receives them may not see this
-     * jar: so what is sent is of a class that every JVM has.
+     * Replaces the error by an object of a class that every JVM has. Tasks send their errors to the
+     * driver, and the thread that receives an error there may have no access to this jar.
      */
     protected final Object writeReplace() {
         RuntimeException plain = new RuntimeException(getMessage());

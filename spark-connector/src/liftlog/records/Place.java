@@ -1,9 +1,9 @@
 package liftlog.records;
 
 /**
- * Where the next batch of a walk belongs. Whole batches with correct checksums can be in the wrong
- * place; only their headers show it: batches tile the offsets without gaps, and leader epochs never
- * decrease.
+ * The place of the next batch of a walk. Complete batches with correct checksums can be in the
+ * wrong place. Only their headers show this: in a log, batches cover the offsets without gaps, and
+ * leader epochs never decrease.
  */
 public final class Place {
     private final long end;
@@ -12,7 +12,7 @@ public final class Place {
     private long epoch;
     private long epochEnd;
 
-    /** No batch may reach past {@code end}. */
+    /** No batch may extend beyond {@code end}. */
     public Place(long offset, long end, Epochs epochs) {
         this.end = end;
         this.epochs = epochs;
@@ -30,12 +30,15 @@ public final class Place {
         return offset;
     }
 
-    /** The epoch listed for the offset; without a list, that of the previous batch. */
+    /**
+     * Returns the epoch of the offset according to the list; without a list, the epoch of the
+     * previous batch.
+     */
     public long sureEpoch() {
         return epochs.entries().isEmpty() ? epoch : epochs.at(offset);
     }
 
-    /** Continues after damage: the batches before it prove nothing any more. */
+    /** Continues after damage. The epoch of the batches before the damage is no longer used. */
     public void goOnAt(long following) {
         offset = following;
         epoch = epochs.at(following);

@@ -18,10 +18,10 @@ import java.util.BitSet;
  * with the end of the batch, and a column checks its offsets when it is first used.
  */
 public final class RecordBatch implements AutoCloseable {
-    private static final long LOWEST = 0x0001_0001_0001_0001L; // the bits of four subject ids
+    private static final long LOWEST = 0x0001_0001_0001_0001L; // lowest bit of each of four ids
     private static final long HIGHEST = LOWEST << 15;
 
-    /** Where a binary column lies: count + 1 ends, perhaps a bitmap, the data. */
+    /** The position of a binary column: count + 1 ends, possibly a bitmap, and the data. */
     public static final class Binary {
         int ends;
         int bitmap;
@@ -49,20 +49,20 @@ public final class RecordBatch implements AutoCloseable {
     private BatchHeader header;
     private byte[] bytes;
     private long end;
-    private long readable; // the end of what was read; the values can lie behind it
+    private long readable; // end of the bytes that were read; the values may follow
     private int offsetDeltas;
     private int timeDeltas;
     private int subjectIds;
     private boolean areIdsChecked;
     private int first;
     private int last;
-    private final BitSet hidden = new BitSet(); // records between first and last that are erased
-    private int hiddenBelow; // no later record was hidden yet
+    private final BitSet hidden = new BitSet(); // erased records between first and last
+    private int hiddenBelow; // no record from this one on was hidden yet
 
     /**
      * Shows the batch at {@code at}, whose header was read and whose body was checked. Its bytes
-     * must not change as long as it is shown. Throws CorruptBatch if the columns cannot be
-     * decompressed, and Failure if they contradict each other although their checksum is right.
+     * must not change while it is shown. Throws CorruptBatch if the columns cannot be decompressed,
+     * and Failure if the columns contradict each other although the checksum is right.
      */
     public void load(byte[] stored, int at, BatchHeader of) throws CorruptBatch {
         header = of;
@@ -82,9 +82,9 @@ public final class RecordBatch implements AutoCloseable {
     }
 
     /**
-     * Shows a batch without compression of which the first {@code size} bytes, up to those of the
-     * values, were read and checked. Where the values belong are other bytes, perhaps none. Throws
-     * CorruptBatch if the columns say that the values begin elsewhere.
+     * Shows an uncompressed batch whose head was read and checked. The head has {@code size} bytes
+     * and ends before the values. The bytes at the places of the values are undefined. Throws
+     * CorruptBatch if the columns show that the values begin at another place.
      */
     public void loadHead(byte[] stored, int at, BatchHeader of, int size) throws CorruptBatch {
         header = of;
@@ -102,7 +102,10 @@ public final class RecordBatch implements AutoCloseable {
         showAll();
     }
 
-    /** Shows a batch of which nothing is used but offsets and times that its header tells. */
+    /**
+     * Shows a batch of which only the header was read. Only the offsets and times from the header
+     * may be used.
+     */
     public void loadHeader(BatchHeader of) {
         header = of;
         showAll();
@@ -117,12 +120,12 @@ public final class RecordBatch implements AutoCloseable {
         }
     }
 
-    /** Hides the record with this offset, if there is one. The offsets must ascend. */
+    /** Hides the record with this offset, if there is one. Call it with ascending offsets. */
     public void hide(long offset) {
         int row = offset - header.baseOffset() < header.recordCount()
                 ? (int) (offset - header.baseOffset())
                 : header.recordCount() - 1;
-        if (header.has(OFFSET_DELTAS)) { // with holes, so it has this number or a lower one
+        if (header.has(OFFSET_DELTAS)) { // holes can only lower its number
             int low = hiddenBelow;
             while (low < row) {
                 int middle = (low + row) >>> 1;
@@ -139,17 +142,17 @@ public final class RecordBatch implements AutoCloseable {
         }
     }
 
-    /** Whether perhaps not all records between {@code first} and {@code last} are to be shown. */
+    /** Returns true if a record between {@code first} and {@code last} may be hidden. */
     public boolean hidesSome() {
         return hiddenBelow > 0;
     }
 
-    /** Whether a record was erased. */
+    /** Returns true if the record is erased. */
     public boolean isHidden(int row) {
         return hidden.get(row);
     }
 
-    /** How many records are to be shown. */
+    /** Returns the number of records that are not hidden. */
     public int shownCount() {
         int count = last - first;
         for (int row = hidden.nextSetBit(first); 0 <= row && row < last;
@@ -159,7 +162,7 @@ public final class RecordBatch implements AutoCloseable {
         return count;
     }
 
-    /** Hides the records below {@code from} and those at or above {@code to}. */
+    /** Hides the records below {@code from}, and the records from {@code to} on. */
     public void trim(long from, long to) {
         if (from <= header.baseOffset() && to >= header.nextOffset()) {
             return;
@@ -180,12 +183,12 @@ public final class RecordBatch implements AutoCloseable {
         return bytes;
     }
 
-    /** The first record that is not hidden; records are numbered from 0. */
+    /** Returns the number of the first record that is not hidden. Records are numbered from 0. */
     public int first() {
         return first;
     }
 
-    /** After the last record that is not hidden. */
+    /** Returns the number after the last record that is not hidden. */
     public int last() {
         return last;
     }
@@ -199,12 +202,12 @@ public final class RecordBatch implements AutoCloseable {
         return header.baseOffset() + Bytes.u32(bytes, offsetDeltas + 4 * row);
     }
 
-    /** In whole microseconds since 1970. */
+    /** Returns the timestamp of a record in whole microseconds since 1970. */
     public long timestampUs(int row) {
         return timestampNs(row) / 1000;
     }
 
-    /** In nanoseconds since 1970. */
+    /** Returns the timestamp of a record in nanoseconds since 1970. */
     public long timestampNs(int row) {
         long base = header.baseTimestampNs();
         return header.has(TIMESTAMP_DELTAS)
@@ -212,14 +215,15 @@ public final class RecordBatch implements AutoCloseable {
                 : base;
     }
 
-    /** The entry of the subject dictionary for a record. */
+    /** Returns the entry of a record in the subject dictionary. */
     public int subjectId(int row) {
         return header.has(SUBJECT_IDS) ? Bytes.u16(bytes, subjectIds + 2 * row) : 0;
     }
 
     /**
-     * The records of [{@code from}, {@code to}) with this entry of the subject dictionary go into
-     * {@code into}; returns how many they are. Checks that the others have an entry, too.
+     * Writes to {@code into} the records of [{@code from}, {@code to}) with this entry of the
+     * subject dictionary, and returns their number. Checks that the other records have a valid
+     * entry, too.
      */
     public int recordsWithSubject(int entry, int from, int to, int[] into) {
         int found = 0;
@@ -238,7 +242,7 @@ public final class RecordBatch implements AutoCloseable {
             long ids = Bytes.i64(bytes, at);
             beyond |= ids | ids + room;
             long difference = ids ^ four;
-            if ((difference - LOWEST & ~difference & HIGHEST) != 0) { // one of them is zero
+            if ((difference - LOWEST & ~difference & HIGHEST) != 0) { // one of the four is zero
                 for (int i = record; i < record + 4; i++) {
                     if (subjectId(i) == entry) {
                         into[found++] = i;
@@ -253,14 +257,17 @@ public final class RecordBatch implements AutoCloseable {
                 into[found++] = record;
             }
         }
-        areIdsChecked = true; // of all that are shown
+        areIdsChecked = true; // the ids of all shown records
         return found;
     }
 
-    /** The entry of the subject dictionary with this name; -1: there is none, -2: several have it. */
+    /**
+     * Returns the entry of the subject dictionary with this name; -1 if there is none, -2 if
+     * several entries have this name.
+     */
     public int subjectEntry(byte[] name) {
         int most = Bytes.i32(bytes, subjects.ends + 4 * subjects.count);
-        int tail = name.length - 8; // most names differ at their ends
+        int tail = name.length - 8; // most names differ in their last bytes
         long last = tail < 0 ? 0 : Bytes.i64(name, tail);
         int found = -1;
         int before = 0;
@@ -284,7 +291,7 @@ public final class RecordBatch implements AutoCloseable {
         return found;
     }
 
-    /** How many subjects the batch has. */
+    /** Returns the number of entries of the subject dictionary. */
     public int subjectCount() {
         return subjects.count;
     }
@@ -293,18 +300,21 @@ public final class RecordBatch implements AutoCloseable {
         return column.nullable && (bytes[column.bitmap + (item >> 3)] >> (item & 7) & 1) == 0;
     }
 
-    /** Where an item of a checked column begins in {@code bytes}. */
+    /** Returns the index in {@code bytes} at which an item of a checked column begins. */
     public int start(Binary column, int item) {
         return column.data + Bytes.i32(bytes, column.ends + 4 * item);
     }
 
-    /** How many bytes an item of a checked column has. */
+    /** Returns the number of bytes of an item of a checked column. */
     public int size(Binary column, int item) {
         int at = column.ends + 4 * item;
         return Bytes.i32(bytes, at + 4) - Bytes.i32(bytes, at);
     }
 
-    /** Checks the ends of a column once, before its items are used. */
+    /**
+     * Checks the ends of all items of a column once. Must be called before an item is used, unless
+     * the item was checked alone.
+     */
     public void check(Binary column) {
         if (column.checked) {
             return;
@@ -323,8 +333,9 @@ public final class RecordBatch implements AutoCloseable {
     }
 
     /**
-     * Checks the ends of one item, before it is used: the column need not be checked then. {@code
-     * before} is where the last one that was checked ends, at first 0; returns where this one does.
+     * Checks the ends of one item. If each used item is checked in this way, the column itself need
+     * not be checked. {@code before} is the end of the item that was checked last, at first 0.
+     * Returns the end of this item.
      */
     public int check(Binary column, int item, int before) {
         int at = column.ends + 4 * item;
@@ -337,7 +348,7 @@ public final class RecordBatch implements AutoCloseable {
         return stop;
     }
 
-    /** Checks once that each record's subject is in the dictionary. */
+    /** Checks, once per batch, that the subject of each record is in the dictionary. */
     public void checkSubjectIds() {
         if (areIdsChecked) {
             return;
@@ -355,12 +366,18 @@ public final class RecordBatch implements AutoCloseable {
         areIdsChecked = true;
     }
 
-    /** What leads to a highest bit when it is added to a subject id that has no entry. */
+    /**
+     * Returns a number for each of four ids. If an id has no entry in the dictionary, the sum of
+     * the number and the id has its highest bit set.
+     */
     private long roomForIds() {
         return (0x7FFF - Math.min(subjects.count - 1, 0x7FFF)) * LOWEST;
     }
 
-    /** {@code beyond} has a highest bit if one of these ids may have no entry. */
+    /**
+     * Checks these ids exactly. If no highest bit is set in {@code beyond}, all of them are valid,
+     * and the method does nothing.
+     */
     private void checkSubjectIds(int from, int to, long beyond) {
         if ((beyond & HIGHEST) != 0 && largestSubjectId(from, to) >= subjects.count) {
             throw contradiction("a subject id points outside the dictionary");

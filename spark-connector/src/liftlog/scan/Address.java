@@ -8,8 +8,8 @@ import java.util.List;
 import liftlog.records.Failure;
 
 /**
- * Where a daemon listens. {@code path} is set for a Unix socket, {@code host} and {@code port} for
- * TCP and TLS.
+ * The address of a daemon. {@code path} is set for a Unix socket; {@code host} and {@code port} are
+ * set for TCP and TLS.
  */
 public record Address(String text, String host, int port, String path, boolean tls)
         implements Serializable {
@@ -17,7 +17,10 @@ public record Address(String text, String host, int port, String path, boolean t
     public static final int DEFAULT_PORT = 9292;
     private static final String USE = "use host:port, tls://host:port or unix:///path";
 
-    /** From the option {@code server}: the nodes of a cluster have commas between them. */
+    /**
+     * Parses the option {@code server}: the addresses of one daemon, or of the nodes of a cluster,
+     * separated by commas.
+     */
     static List<Address> parseAll(String given) {
         if (given == null) {
             return List.of(parse(null));
@@ -26,7 +29,7 @@ public record Address(String text, String host, int port, String path, boolean t
                 .toList();
     }
 
-    /** One address; the default if it is null. */
+    /** Parses one address; null stands for the default. */
     public static Address parse(String given) {
         if (given == null) {
             return parse("127.0.0.1:" + DEFAULT_PORT);
@@ -59,7 +62,7 @@ public record Address(String text, String host, int port, String path, boolean t
             throw invalid(text);
         }
         if (!hasPort) {
-            // A job on many hosts would fail only when it connects, to a port it never named.
+            // With a default port, a job on many hosts would fail only when it connects.
             throw Failure.invalid("server='" + given + "' has no port", "write server="
                     + given.replaceAll("[:/]+$", "") + ":" + DEFAULT_PORT
                     + ", with the port of the daemon's pull socket");

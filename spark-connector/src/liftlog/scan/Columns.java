@@ -7,7 +7,7 @@ import java.util.List;
 import java.util.Locale;
 import liftlog.records.Failure;
 
-/** The columns of a read by name, and the option that chooses them. */
+/** The names of the columns of a read, and the option that selects them. */
 public final class Columns {
     public static final String OFFSET = "offset";
     public static final String TIMESTAMP = "timestamp";
@@ -25,7 +25,10 @@ public final class Columns {
 
     private Columns() {}
 
-    /** From the options {@code columns}, which can be null, and {@code includeHeaders}. */
+    /**
+     * Returns the columns that the options {@code columns} (may be null) and {@code includeHeaders}
+     * select.
+     */
     static List<String> parse(String text, boolean includeHeaders) {
         if (text == null) {
             return includeHeaders ? WITH_HEADERS : DEFAULT;
@@ -49,7 +52,9 @@ public final class Columns {
         return List.copyOf(names);
     }
 
-    /** {@code ; did you mean 'subject'?}, or an empty string if no known name is similar. */
+    /**
+     * Returns {@code ; did you mean 'subject'?}, or an empty string if no known name is similar.
+     */
     static String didYouMean(String name, Collection<String> known) {
         String best = null;
         double most = 0.6;
@@ -63,7 +68,7 @@ public final class Columns {
         return best == null ? "" : "; did you mean '" + best + "'?";
     }
 
-    /** The share of characters that both have in common, in the same order. */
+    /** Returns the share of characters that occur in both texts, in the same order. */
     private static double likeness(String a, String b) {
         int[][] common = new int[a.length() + 1][b.length() + 1];
         for (int i = 1; i <= a.length(); i++) {

@@ -5,11 +5,11 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.TreeSet;
 
-/** The records [first, next) take up about so many bytes. */
+/** The approximate size of the records [first, next). */
 public record Extent(long first, long next, long sizeBytes) implements Serializable {
     /**
-     * Two lists of extents, which ascend, as one: of size 0 is only what both cover and know to hold
-     * nothing.
+     * Joins two ascending lists of extents, for records that match either of two conditions. A
+     * range of the result has the size 0 only if both lists have the size 0 for it.
      */
     public static List<Extent> either(List<Extent> some, List<Extent> others) {
         TreeSet<Long> borders = new TreeSet<>();
@@ -43,7 +43,10 @@ public record Extent(long first, long next, long sizeBytes) implements Serializa
         return i;
     }
 
-    /** The size of [from, to), which no border divides; 1 if it is not known. */
+    /**
+     * Returns the size of [from, to), which contains no border of the list; 1 if the size is not
+     * known.
+     */
     private static long part(List<Extent> list, int at, long from, long to) {
         if (at == list.size() || list.get(at).first > from) {
             return 1;

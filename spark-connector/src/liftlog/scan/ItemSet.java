@@ -4,11 +4,11 @@ import java.util.Arrays;
 import java.util.List;
 import liftlog.records.Bytes;
 
-/** Whether the bytes of a subject or a key are among {@link Items}. */
+/** A set of subjects or keys, made from {@link Items}. */
 final class ItemSet {
     private final byte[][] slots; // a hash table, at most half full
     private final List<byte[]> prefixes;
-    private final long sizes; // bit n: there is an item with n bytes, modulo 64
+    private final long sizes; // bit n: an item has n bytes, modulo 64
 
     ItemSet(Items items) {
         prefixes = items.prefixes();
@@ -34,7 +34,7 @@ final class ItemSet {
         return false;
     }
 
-    /** Where the item is, or the free slot where it belongs. */
+    /** Returns the slot of the item, or the free slot for it. */
     private int slot(byte[] bytes, int at, int size) {
         int mask = slots.length - 1;
         int slot = Bytes.hash(bytes, at, size) & mask;

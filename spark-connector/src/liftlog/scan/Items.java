@@ -6,8 +6,8 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * What the conditions of a query allow for a subject or a key: one of the {@code whole} items, or one
- * that begins with one of the {@code prefixes}.
+ * The subjects or keys that the conditions of a query allow: each of the {@code whole} items, and
+ * each item that begins with one of the {@code prefixes}.
  */
 public record Items(List<byte[]> whole, List<byte[]> prefixes) implements Serializable {
     public static Items of(List<byte[]> whole) {
@@ -22,12 +22,12 @@ public record Items(List<byte[]> whole, List<byte[]> prefixes) implements Serial
         return new Items(List.of(), List.of(bytes(prefix)));
     }
 
-    /** The one item that is allowed; null if others are, too. */
+    /** Returns the only allowed item; null if several are allowed. */
     public byte[] only() {
         return prefixes.isEmpty() && whole.size() == 1 ? whole.get(0) : null;
     }
 
-    /** What either allows; null, which allows everything, if one of them is null. */
+    /** Returns the items that one of the two allows. Null allows everything. */
     static Items either(Items one, Items other) {
         if (one == null || other == null) {
             return null;
@@ -35,7 +35,10 @@ public record Items(List<byte[]> whole, List<byte[]> prefixes) implements Serial
         return new Items(joined(one.whole, other.whole), joined(one.prefixes, other.prefixes));
     }
 
-    /** Of two that must both hold, the one that probably excludes more; null if both are. */
+    /**
+     * Returns one of two conditions that must both hold: the condition that probably excludes more.
+     * Returns null if both are null.
+     */
     static Items both(Items one, Items other) {
         if (one == null || other == null) {
             return one == null ? other : one;

@@ -5,7 +5,7 @@ import liftlog.records.Failure;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** What a read does about records that it cannot get: it fails, or logs a warning and continues. */
+/** Handles records that cannot be read: throws an error, or logs a warning and continues. */
 public final class Losses {
     private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
     private static final String HINT = "set failOnDataLoss=false to continue without them";
@@ -19,7 +19,7 @@ public final class Losses {
         this.fail = fail;
     }
 
-    /** Retention has removed the records [first, next). */
+    /** Handles records [first, next) that retention has removed. */
     public void removed(long first, long next) {
         if (fail) {
             throw new OutOfRange("retention has removed the records [" + first + ", " + next
@@ -28,7 +28,7 @@ public final class Losses {
         skip("removed", first, next);
     }
 
-    /** The records [first, next) are damaged or lost. */
+    /** Handles records [first, next) that are damaged or lost. */
     public void damaged(long first, long next) {
         damaged(new CorruptRange("the records [" + first + ", " + next + ") are damaged or lost",
                 HINT, first, next));
@@ -41,7 +41,7 @@ public final class Losses {
         skip("damaged", error.first(), error.next());
     }
 
-    /** How many offsets were skipped. */
+    /** Returns the number of skipped offsets. */
     public long skipped() {
         return skipped;
     }

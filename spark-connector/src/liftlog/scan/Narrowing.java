@@ -45,21 +45,26 @@ public record Narrowing(
         return new Narrowing(first, end, notBeforeUs, notAfterUs, subjects, some);
     }
 
-    /** What can match both; perhaps more. */
+    /**
+     * Returns limits for the records that match both. Other records may be within the limits, too.
+     */
     public Narrowing and(Narrowing other) {
         return new Narrowing(Math.max(first, other.first), Math.min(end, other.end),
                 Math.max(notBeforeUs, other.notBeforeUs), Math.min(notAfterUs, other.notAfterUs),
                 Items.both(subjects, other.subjects), Items.both(keys, other.keys));
     }
 
-    /** What can match one of both; perhaps more. */
+    /**
+     * Returns limits for the records that match one of the two. Other records may be within the
+     * limits, too.
+     */
     public Narrowing or(Narrowing other) {
         return new Narrowing(Math.min(first, other.first), Math.max(end, other.end),
                 Math.min(notBeforeUs, other.notBeforeUs), Math.max(notAfterUs, other.notAfterUs),
                 Items.either(subjects, other.subjects), Items.either(keys, other.keys));
     }
 
-    /** Whether some of the records between {@code first} and {@code end} are not wanted. */
+    /** Returns true if some records between {@code first} and {@code end} may not be wanted. */
     public boolean selects() {
         return subjects != null || keys != null || beginsAtTime() || notAfterUs != Long.MAX_VALUE;
     }
@@ -68,7 +73,7 @@ public record Narrowing(
         return notBeforeUs != Long.MIN_VALUE;
     }
 
-    /** In nanoseconds, as batches store them. */
+    /** Returns the earliest time in nanoseconds, the unit of batches. */
     public long notBeforeNs() {
         return notBeforeUs < 0 ? Long.MIN_VALUE : Math.min(notBeforeUs, MOST_US) * 1000;
     }

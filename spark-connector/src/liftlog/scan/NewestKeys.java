@@ -6,14 +6,14 @@ import liftlog.records.RecordBatch;
 
 /**
  * The offset of the newest record of each key in a range, for the option {@code compact}. Keys are
- * compared byte by byte. It takes the bytes of each key once, and about 40 bytes.
+ * compared byte by byte. The memory for a key is its bytes plus about 40 bytes.
  */
 public final class NewestKeys {
     private static final int FREE = -1;
 
-    private int[] slots = new int[1 << 12]; // numbers of keys, by hash
+    private int[] slots = new int[1 << 12]; // hash table of the numbers of keys
     private int[] hashes = new int[1 << 11];
-    private int[] starts = new int[1 << 11]; // of the bytes of a key, behind its chunk
+    private int[] starts = new int[1 << 11]; // start of each key in its chunk
     private int[] chunks = new int[1 << 11];
     private int[] sizes = new int[1 << 11];
     private long[] offsets = new long[1 << 11];
@@ -26,7 +26,9 @@ public final class NewestKeys {
         Arrays.fill(slots, FREE);
     }
 
-    /** Notes the records that become rows; the batches come in the order of their offsets. */
+    /**
+     * Notes the records that become rows. Call it for the batches in the order of their offsets.
+     */
     public void note(RecordBatch batch, Rows rows) {
         if (!batch.keys.isPresent()) {
             return;
@@ -37,13 +39,13 @@ public final class NewestKeys {
             if (!batch.isNull(batch.keys, record)) {
                 int at = batch.start(batch.keys, record);
                 int size = batch.size(batch.keys, record);
-                int number = number(batch.bytes(), at, size); // first: it can replace `offsets`
+                int number = number(batch.bytes(), at, size); // may replace `offsets`
                 offsets[number] = batch.offset(record);
             }
         }
     }
 
-    /** Whether a record is the newest of its key; also true without a key. */
+    /** Returns true if the record is the newest of its key, or has no key. */
     boolean holds(RecordBatch batch, int record) {
         if (!batch.keys.isPresent() || batch.isNull(batch.keys, record)) {
             return true;
@@ -80,7 +82,7 @@ public final class NewestKeys {
         return count++;
     }
 
-    /** Where the key is, or the free slot where it belongs. */
+    /** Returns the slot of the key, or the free slot for it. */
     private int slot(byte[] from, int at, int size, int hash) {
         int mask = slots.length - 1;
         int slot = hash & mask;

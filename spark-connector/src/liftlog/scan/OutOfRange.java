@@ -2,7 +2,7 @@ package liftlog.scan;
 
 import liftlog.records.Failure;
 
-/** The records at an offset were removed, or there are none yet. */
+/** The records at an offset were removed, or do not exist yet. */
 public final class OutOfRange extends Failure {
     private static final long serialVersionUID = 1L;
 

@@ -4,15 +4,16 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.TreeSet;
 
-/** How the offsets of a read are divided among its tasks. Pure. */
+/** Divides the offsets of a read among its tasks. Pure. */
 public final class Planning {
     private static final int STEPS_PER_PART = 16;
 
     private Planning() {}
 
     /**
-     * [first, end) in ranges of about equal size, none much above {@code targetBytes}; as a rule so
-     * many that {@code slots} tasks at once have all something to do up to the end.
+     * Divides [first, end) into ranges of about equal size. No range is much larger than
+     * {@code targetBytes}. Usually the number of ranges is a multiple of {@code slots}, the number
+     * of concurrent tasks, so that all of them work until the end.
      */
     public static List<ScanRange> split(
             StreamState state, long first, long end, long targetBytes, int slots) {
@@ -24,8 +25,8 @@ public final class Planning {
     }
 
     /**
-     * The same without the extents of size 0, except where about {@code worthReading} bytes or less
-     * would be skipped between two others. What no extent covers is read.
+     * Like {@code split}, but leaves out the extents of size 0, unless a gap of at most about
+     * {@code worthReading} bytes would result. Offsets that no extent covers are read.
      */
     public static List<ScanRange> select(
             StreamState found, long first, long end, long targetBytes, int slots,
@@ -59,7 +60,9 @@ public final class Planning {
         }
     }
 
-    /** With extents of size 1 for what the others do not cover. */
+    /**
+     * Returns the extents, with additional extents of size 1 for offsets that they do not cover.
+     */
     private static List<Extent> tiled(List<Extent> extents, long first, long end) {
         List<Extent> found = new ArrayList<>();
         long reached = first;
@@ -108,18 +111,27 @@ public final class Planning {
         return ranges;
     }
 
-    /** A multiple of {@code slots}; as few as needed for one task, and where it were twice as many. */
+    /**
+     * Rounds up to a multiple of {@code slots}. Does not change a count of 1, or a count that would
+     * more than double.
+     */
     private static long inWaves(long count, int slots) {
         long whole = -Math.floorDiv(-count, slots) * slots;
         return count == 1 || whole > 2 * count ? count : whole;
     }
 
-    /** How finely to measure a stream that is divided into parts of that size. */
+    /**
+     * Returns the size of the extents to measure, for a stream that is divided into parts of this
+     * size.
+     */
     public static long stepOf(long targetBytes) {
         return Math.max(1, targetBytes / STEPS_PER_PART);
     }
 
-    /** The offset about {@code mostBytes} after {@code first}; at least one record further. */
+    /**
+     * Returns the offset that is about {@code mostBytes} after {@code first}. The result is at
+     * least one record after {@code first}.
+     */
     public static long limitBytes(StreamState state, long first, long end, long mostBytes) {
         List<Extent> parts = clip(state.extents(), first, end);
         if (sizeOf(parts) <= mostBytes) {
@@ -146,7 +158,7 @@ public final class Planning {
         return parts.stream().mapToLong(Extent::sizeBytes).sum();
     }
 
-    /** The offset that has about that many bytes before it. */
+    /** Returns the offset with about this number of bytes before it. */
     private static long offsetAfter(List<Extent> parts, long sizeBytes) {
         long left = sizeBytes;
         for (Extent part : parts) {
@@ -159,7 +171,7 @@ public final class Planning {
         return parts.isEmpty() ? 0 : parts.get(parts.size() - 1).next();
     }
 
-    /** {@code number * part / whole} without an overflow. */
+    /** Returns {@code number * part / whole} without an overflow. */
     private static long scaled(long number, long part, long whole) {
         return Math.multiplyHigh(number, part) == 0 && number * part >= 0
                 ? number * part / whole

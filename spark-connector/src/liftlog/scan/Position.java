@@ -12,17 +12,17 @@ import java.util.regex.Pattern;
 import liftlog.records.Failure;
 
 /**
- * Where a read begins or ends: an end of the stream, an offset, or the first record stamped at or
- * after a time.
+ * The beginning or the end of a read: an end of the stream, an offset, or the first record with a
+ * timestamp at or after a time.
  */
 public record Position(Kind kind, long number) implements Serializable {
-    /** What {@code number} is: nothing, an offset, or microseconds since 1970. */
+    /** Defines the meaning of {@code number}: nothing, an offset, or microseconds since 1970. */
     public enum Kind { EARLIEST, LATEST, OFFSET, TIME }
 
     public static final Position EARLIEST = new Position(Kind.EARLIEST, 0);
     public static final Position LATEST = new Position(Kind.LATEST, 0);
 
-    private static final long LATEST_MS = 253_402_300_799_999L; // the end of the year 9999
+    private static final long LATEST_MS = 253_402_300_799_999L; // end of the year 9999
     private static final Pattern ISO = Pattern.compile("(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
             + "([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{1,9})?)?(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])?)?");
 
@@ -30,7 +30,10 @@ public record Position(Kind kind, long number) implements Serializable {
         return kind == one;
     }
 
-    /** From an option such as {@code startingOffset}; {@code EARLIEST} only if that is the default. */
+    /**
+     * Parses an option such as {@code startingOffset}. {@code EARLIEST} is allowed only if it is
+     * the default.
+     */
     static Position parseOffset(String name, String given, Position fallback) {
         String text = given.strip().toLowerCase(Locale.ROOT);
         if (text.matches("[0-9]{1,19}")) {
@@ -50,7 +53,9 @@ public record Position(Kind kind, long number) implements Serializable {
                 ? "earliest, latest or an offset" : "latest or an offset"));
     }
 
-    /** From ISO 8601, in UTC if it has no zone, or from milliseconds since 1970. */
+    /**
+     * Parses a time in ISO 8601 (UTC if it has no zone), or a number of milliseconds since 1970.
+     */
     static Position parseTime(String name, String given) {
         String text = given.strip();
         try {
@@ -63,13 +68,16 @@ public record Position(Kind kind, long number) implements Serializable {
                 return new Position(Kind.TIME, microseconds(parse(text.replace(' ', 'T'))));
             }
         } catch (DateTimeParseException error) {
-            // A day that is not in the month, or the like.
+            // For example a day that does not exist in the month.
         }
         throw Failure.invalid(name + "='" + given + "' is not a time",
                 "use ISO 8601 such as 2026-01-31T12:00:00Z, or milliseconds since 1970");
     }
 
-    /** Since 1970; the nearest possible number for a time that is further away. */
+    /**
+     * Returns the time in microseconds since 1970. For a time outside of this range, returns the
+     * nearest possible number.
+     */
     public static long microseconds(Instant time) {
         long most = Long.MAX_VALUE / 1_000_000 - 1;
         long seconds = time.getEpochSecond();
@@ -79,7 +87,8 @@ public record Position(Kind kind, long number) implements Serializable {
         return seconds * 1_000_000 + time.getNano() / 1000;
     }
 
-    // Driver and executors can be in different zones, so a time without a zone cannot be local.
+    // Driver and executors can have different time zones, so a time without a zone is not local
+    // time.
     private static Instant parse(String text) {
         if (!text.contains("T")) {
             return LocalDate.parse(text).atStartOfDay().toInstant(ZoneOffset.UTC);

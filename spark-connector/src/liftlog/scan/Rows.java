@@ -5,24 +5,24 @@ import java.util.Set;
 import liftlog.records.RecordBatch;
 
 /**
- * Which records of a batch become rows: those on wanted subjects, with wanted keys, and with
- * {@code compact} only the newest of each key.
+ * Selects the records of a batch that become rows: records on wanted subjects, with wanted keys,
+ * and with {@code compact} only the newest record of each key.
  */
 public final class Rows {
-    private static final int FEW = 4; // a check of all items takes less for each
+    private static final int FEW = 4; // from here on, checking all items at once is faster
 
     private final byte[][] pattern;
     private final ItemSet subjects;
-    private final byte[] oneSubject; // null: perhaps several are wanted
+    private final byte[] oneSubject; // null if several may be wanted
     private final ItemSet keys;
     private NewestKeys newest;
     private boolean[] wantedSubjects = new boolean[0];
-    private int onlySubject; // -1: several of the batch's subjects are wanted
+    private int onlySubject; // -1 if several subjects are wanted
     private int[] chosen = new int[0];
     private int first;
     private int count;
     private boolean all;
-    private boolean hides; // some records of the batch are erased
+    private boolean hides; // true if the batch may have erased records
 
     public Rows(ScanOptions options) {
         pattern = options.subject() == null ? null : Subjects.tokens(options.subject());
@@ -32,7 +32,10 @@ public final class Rows {
         keys = wanted.keys() == null ? null : new ItemSet(wanted.keys());
     }
 
-    /** The columns that decide which records become rows, with those of {@code compact} or without. */
+    /**
+     * Returns the columns that decide which records become rows, with or without those of
+     * {@code compact}.
+     */
     public Set<String> columns(boolean compact) {
         Set<String> found = new HashSet<>(Set.of(Columns.OFFSET));
         if (pattern != null || subjects != null) {
@@ -44,17 +47,20 @@ public final class Rows {
         return found;
     }
 
-    /** Whether perhaps not all records become rows. */
+    /** Returns true if some records may not become rows. */
     public boolean selects() {
         return pattern != null || subjects != null || keys != null || newest != null;
     }
 
-    /** From now on only records that are the newest of their key. */
+    /** Selects, from now on, only records that are the newest of their key. */
     public void only(NewestKeys found) {
         newest = found;
     }
 
-    /** Chooses among the records that the batch shows; returns how many become rows. */
+    /**
+     * Selects among the records that the batch shows. Returns the number of records that become
+     * rows.
+     */
     public int select(RecordBatch batch) {
         first = batch.first();
         count = batch.last() - first;
@@ -101,14 +107,14 @@ public final class Rows {
         return count;
     }
 
-    /** Apart from its subject. */
+    /** Returns true if the record is wanted. Does not check its subject. */
     private boolean isWanted(RecordBatch batch, int record) {
         return (keys == null || hasKey(batch, record))
                 && (newest == null || newest.holds(batch, record))
                 && (!hides || !batch.isHidden(record));
     }
 
-    /** Checks the ends of the rows' items in a column, before they are used. */
+    /** Checks the ends of the rows' items in a column. Must be called before they are used. */
     public void check(RecordBatch batch, RecordBatch.Binary column) {
         if (all || FEW * count > batch.last() - first) {
             batch.check(column);
@@ -120,7 +126,7 @@ public final class Rows {
         }
     }
 
-    /** The record of the batch that a row is. */
+    /** Returns the number of a row's record in the batch. */
     public int record(int row) {
         return all ? first + row : chosen[row];
     }

@@ -11,8 +11,8 @@ import java.util.regex.Pattern;
 import liftlog.records.Failure;
 
 /**
- * What a job asks for, checked as a whole before anything is read: the same options as those of the
- * Python source. {@code path} is null if the read is from a daemon.
+ * The options of a read. All of them are checked before the read begins. They are the options of
+ * the Python source. {@code path} is null if the read uses a daemon.
  */
 public record ScanOptions(
         String stream,
@@ -46,7 +46,7 @@ public record ScanOptions(
             "in SQL, use CREATE TEMPORARY VIEW <view> USING liftlog OPTIONS (stream '<name>')";
     private static final long PARTITION_BYTES = 128L << 20;
     private static final long COMPACT_PARTITION_BYTES = 256L << 20;
-    private static final int LEASE_SECONDS = 60; // short: plans that are never carried out have one
+    private static final int LEASE_SECONDS = 60; // short, because plans that never run have a lease
     private static final int MOST_LEASE_SECONDS = 3600;
     private static final String STREAM_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,127}|_[A-Za-z0-9_-]{1,127}";
     private static final Pattern SIZE =
@@ -56,7 +56,10 @@ public record ScanOptions(
             "tb", 1_000_000_000_000L, "kib", 1L << 10, "mib", 1L << 20, "gib", 1L << 30,
             "tib", 1L << 40);
 
-    /** Throws Failure INVALID_ARGUMENT, which names the option and says what is valid. */
+    /**
+     * Parses the options. Throws Failure INVALID_ARGUMENT; its text names the option and the valid
+     * values.
+     */
     public static ScanOptions parse(Map<String, String> given, boolean streaming) {
         Map<String, String> values = known(given);
         String path = values.get("path");
@@ -77,7 +80,7 @@ public record ScanOptions(
         if (streaming) {
             checkStreaming(values, compact);
         }
-        count(values, "rowsPerBatch"); // batches are those of the log
+        count(values, "rowsPerBatch"); // only checked: batches are those of the log
         Long target = size(values, "targetPartitionBytes");
         Long lease = count(values, "leaseSeconds");
         if (lease != null && lease > MOST_LEASE_SECONDS) {
@@ -107,7 +110,10 @@ public record ScanOptions(
                 Narrowing.NONE);
     }
 
-    /** The columns alone: when Spark asks for the schema, the kind of read is not known yet. */
+    /**
+     * Parses only the columns. When Spark requests the schema, it is unknown whether the read is a
+     * batch or a stream.
+     */
     public static List<String> columnsOf(Map<String, String> given) {
         Map<String, String> values = known(given);
         return Columns.parse(values.get("columns"), flag(values, "includeHeaders", false));
@@ -119,7 +125,7 @@ public record ScanOptions(
                 leaseSeconds, tokenFile, nkeyFile, tlsCaFile, pushdown, filterInDaemon, other);
     }
 
-    /** The same read, for tasks that may ask any of these nodes. */
+    /** Returns the same options for tasks that can use any of these nodes. */
     public ScanOptions at(List<Address> nodes) {
         return nodes.isEmpty() ? this : new ScanOptions(
                 stream, nodes, path, start, end, subject, columns, compact, targetPartitionBytes,
@@ -128,7 +134,7 @@ public record ScanOptions(
                 narrowing);
     }
 
-    /** The records that can become rows, of a batch read. */
+    /** Returns limits for the records that can become rows in a batch read. */
     public Narrowing wanted() {
         return narrowing.subjects() == null && subject != null && Subjects.isLiteral(subject)
                 ? narrowing.ofSubjects(Items.of(subject))
@@ -162,7 +168,10 @@ public record ScanOptions(
         return values;
     }
 
-    /** Spark gives a table of a catalog its properties, and its options by these names, too. */
+    /**
+     * Returns true for the options that Spark adds for a table of a catalog: the properties of the
+     * table, and its options under other names.
+     */
     private static boolean isOfCatalog(String name) {
         return name.startsWith("option.") || name.equals("owner") || name.equals("provider");
     }

@@ -3,11 +3,14 @@ package liftlog.scan;
 import java.util.List;
 import liftlog.records.Failure;
 
-/** One read from beginning to end: which offsets, and in which ranges. */
+/** Plans one read: its offsets, and the division into ranges. */
 public final class Scans {
     private Scans() {}
 
-    /** The ranges of a batch read, for the stream as it is now, and for so many tasks at once. */
+    /**
+     * Plans the ranges of a batch read, for the present state of the stream and for this number of
+     * concurrent tasks.
+     */
     public static List<ScanRange> plan(Transport transport, ScanOptions options, int slots) {
         StreamState state = transport.state();
         long first = firstOffset(transport, state, options);
@@ -22,7 +25,7 @@ public final class Scans {
                 long before = first;
                 state = transport.state();
                 first = firstOffset(transport, state, options);
-                if (first <= before) { // otherwise retention has moved the log start: try again
+                if (first <= before) { // otherwise retention moved the log start: try again
                     throw error;
                 }
             }
@@ -42,7 +45,8 @@ public final class Scans {
         long step = Planning.stepOf(target);
         Narrowing wanted = options.wanted();
         if (wanted.selects() && first < end) {
-            // With compact the size of a range bounds the keys that its task holds, not only its work.
+            // With compact, the size of a range limits the work of a task and also its memory for
+            // keys.
             boolean inParts =
                     !options.compact() && (wanted.subjects() != null || wanted.keys() != null);
             state = transport.find(state, first, end, step, wanted, inParts);
@@ -53,7 +57,7 @@ public final class Scans {
         return transport.held(Planning.split(state, first, end, target, slots));
     }
 
-    /** Where the read begins, between the log start and the end. */
+    /** Returns the offset at which the read begins, between the log start and the end. */
     public static long firstOffset(Transport transport, StreamState state, ScanOptions options) {
         long start = resolve(transport, state, options.start());
         if (start > state.end()) {

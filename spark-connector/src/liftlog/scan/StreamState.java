@@ -3,8 +3,9 @@ package liftlog.scan;
 import java.util.List;
 
 /**
- * A stream at one moment. Everything below {@code end} is committed; {@code identity} names one
- * history of offsets; the extents tile the offsets, oldest first.
+ * The state of a stream at one moment. All records below {@code end} are committed.
+ * {@code identity} identifies one history of offsets. The extents cover the offsets without gaps,
+ * oldest first.
  */
 public record StreamState(
         String stream,

@@ -3,13 +3,16 @@ package liftlog.scan;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 
-/** Subject patterns of NATS: {@code *} is one token, {@code >} at the end one or more. */
+/**
+ * Subject patterns of NATS. {@code *} matches one token; {@code >} at the end matches one or more
+ * tokens.
+ */
 public final class Subjects {
     private static final int MOST_BYTES = 1024;
 
     private Subjects() {}
 
-    /** What is wrong with a pattern; null if it is valid. */
+    /** Returns the problem of a pattern; null if it is valid. */
     public static String whyInvalid(String pattern) {
         if (pattern.isEmpty()) {
             return "it is empty";
@@ -36,19 +39,19 @@ public final class Subjects {
         return null;
     }
 
-    /** Whether it can be a subject that matches itself only. */
+    /** Returns true if the text is a subject that only matches itself. */
     public static boolean isLiteral(String subject) {
         return whyInvalid(subject) == null && !subject.contains("*") && !subject.contains(">");
     }
 
-    /** The tokens of a valid pattern. */
+    /** Returns the tokens of a valid pattern. */
     static byte[][] tokens(String pattern) {
         return Arrays.stream(pattern.split("\\.", -1))
                 .map(one -> one.getBytes(StandardCharsets.UTF_8))
                 .toArray(byte[][]::new);
     }
 
-    /** Whether the subject in {@code [start, end)} of the bytes matches these tokens. */
+    /** Returns true if the subject in {@code [start, end)} of the bytes matches these tokens. */
     static boolean matches(byte[][] pattern, byte[] bytes, int start, int end) {
         boolean open = is(pattern[pattern.length - 1], '>');
         int token = 0;

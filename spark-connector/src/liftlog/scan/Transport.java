@@ -3,47 +3,60 @@ package liftlog.scan;
 import java.util.List;
 import java.util.Set;
 
-/** What plans and reads a stream. Methods throw Failure. */
+/** Plans and reads one stream. Methods throw Failure. */
 public interface Transport extends AutoCloseable {
     StreamState state();
 
-    /** The offset of the first record stamped at or after that time; without one, the end. */
+    /**
+     * Returns the offset of the first record with a timestamp at or after this time. If there is no
+     * such record, returns the end.
+     */
     long offsetAt(long timestampNs);
 
-    /** Checks that the history before an offset in that epoch is unchanged. Throws DIVERGED. */
+    /**
+     * Checks that the history before an offset, in this epoch, has not changed. Throws DIVERGED.
+     */
     void checkHistory(long offset, long leaderEpoch);
 
     /**
-     * Makes sure that a read from {@code first} on sees one state of the stream, although it is read
-     * in parts; null: from the first record that retention leaves. Returns the state to plan with.
+     * Protects the stream, so that a read in parts from {@code first} on returns the records of one
+     * state of the stream. If {@code first} is null, the read begins at the first record that
+     * retention would keep. Returns the state for planning.
      */
     StreamState hold(StreamState state, Long first);
 
-    /** The same state, with extents of about {@code stepBytes} each for [first, end). */
+    /** Returns the same state, with extents of about {@code stepBytes} each for [first, end). */
     StreamState measure(StreamState state, long first, long end, long stepBytes);
 
     /**
-     * As {@code measure}, but what holds no wanted record has the size 0, as far as that is known.
-     * {@code inParts}: where batches are read in parts, the other sizes are those of the parts.
+     * Like {@code measure}, but extents that certainly hold no wanted record have the size 0.
+     * {@code inParts} means that the read may read parts of batches; the sizes are then the sizes
+     * of these parts.
      */
     StreamState find(StreamState state, long first, long end, long stepBytes, Narrowing wanted,
             boolean inParts);
 
-    /** How many bytes between two pieces of a range are rather read than skipped. */
+    /**
+     * Returns the largest gap, in bytes, between two pieces of a range for which one read of both
+     * pieces is faster than two reads.
+     */
     long worthReading();
 
-    /** The ranges, with what their tasks need to know of that protection. */
+    /** Adds to the ranges the data that tasks need for the protection. */
     List<ScanRange> held(List<ScanRange> planned);
 
     /**
-     * The batches with exactly the records of a range; {@code isLast} unless the caller will read
-     * the range again; {@code selects} if perhaps not all records of a batch become rows. Of columns that are not named, only the marks of tombstones are sure to be
-     * there.
+     * Returns the batches with exactly the records of a range. {@code isLast} is true unless the
+     * caller will read the range again. {@code selects} is true if some records of a batch may not
+     * become rows. Of columns that are not named, only the marks of tombstones are certainly
+     * present.
      */
     BatchSource batches(ScanRange range, Set<String> columns, Losses losses, boolean isLast,
             boolean selects);
 
-    /** The known addresses of nodes that can be asked; empty where files are read. */
+    /**
+     * Returns the known addresses of nodes that can serve the read; empty if the read uses files.
+     */
     default List<Address> nodes() {
         return List.of();
     }

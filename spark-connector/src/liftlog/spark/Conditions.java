@@ -22,7 +22,7 @@ import org.apache.spark.sql.sources.LessThanOrEqual;
 import org.apache.spark.sql.sources.Or;
 import org.apache.spark.sql.sources.StringStartsWith;
 
-/** The conditions of a query, all of which must hold, as limits of a read. */
+/** Converts the conditions of a query, all of which must hold, to limits of a read. */
 final class Conditions {
     private enum Kind { EQUAL, ABOVE, FROM, BELOW, UP_TO }
 
@@ -38,7 +38,7 @@ final class Conditions {
         return found;
     }
 
-    /** Those that narrow a read, for Spark's plans. */
+    /** Returns the conditions that limit a read, for Spark's plans. */
     static Filter[] usable(Filter[] filters) {
         return Arrays.stream(filters)
                 .filter(one -> !Narrowing.NONE.equals(narrowed(one)))
@@ -91,7 +91,9 @@ final class Conditions {
         };
     }
 
-    /** What equals one of these values. Null equals nothing. */
+    /**
+     * Returns limits for the records whose column equals one of these values. Null equals nothing.
+     */
     private static Narrowing among(String column, Object[] values) {
         Object[] given = Arrays.stream(values).filter(Objects::nonNull).toArray();
         boolean areSubjects = column.equals(Columns.SUBJECT)

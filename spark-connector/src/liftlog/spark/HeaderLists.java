@@ -12,8 +12,8 @@ import org.apache.spark.sql.vectorized.ColumnarArray;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * The headers of records as lists of name and value, in their order. The first line of a block is
- * skipped, and so are lines without a name; a record without a block has an empty list.
+ * The headers of records as lists of names and values, in their order. The first line of a block
+ * and lines without a name are skipped. A record without a header block has an empty list.
  */
 final class HeaderLists extends RecordColumn {
     private final Pairs pairs;
@@ -120,7 +120,7 @@ final class HeaderLists extends RecordColumn {
             super(DataTypes.StringType, rows);
         }
 
-        /** Invalid UTF-8 becomes U+FFFD. */
+        /** Returns a name. Invalid UTF-8 becomes U+FFFD. */
         @Override
         public UTF8String getUTF8String(int element) {
             UTF8String found = UTF8String.fromBytes(names[element]);

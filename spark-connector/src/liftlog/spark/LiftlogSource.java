@@ -18,8 +18,8 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * {@code format("liftlog")} where this jar is on the class path. Spark prefers it to the Python
- * source of the same name; options, columns and errors are the same.
+ * The data source {@code format("liftlog")}, if this jar is on the class path. Spark prefers this
+ * source to the Python source of the same name. Both have the same options, columns and errors.
  */
 public final class LiftlogSource implements TableProvider, DataSourceRegister {
     @Override
@@ -32,7 +32,10 @@ public final class LiftlogSource implements TableProvider, DataSourceRegister {
         return RecordColumns.schema(ScanOptions.columnsOf(options.asCaseSensitiveMap()));
     }
 
-    /** So that a schema of the user reaches {@code getTable}, whose error says what to do. */
+    /**
+     * Returns true, so that Spark passes a schema of the user to {@code getTable}, which throws an
+     * error with the remedy.
+     */
     @Override
     public boolean supportsExternalMetadata() {
         return true;
@@ -49,7 +52,7 @@ public final class LiftlogSource implements TableProvider, DataSourceRegister {
         return new StreamTable(schema, properties);
     }
 
-    /** A stream with the columns of the options. */
+    /** A stream as a table with the selected columns. */
     private record StreamTable(StructType type, Map<String, String> properties)
             implements Table, SupportsRead {
         @Override

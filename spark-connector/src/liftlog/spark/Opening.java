@@ -12,8 +12,8 @@ import org.apache.spark.sql.SparkSession;
 import org.apache.spark.util.SerializableConfiguration;
 
 /**
- * How driver and tasks open what they read from. A path with the scheme of another file system
- * needs the settings of Hadoop, which the tasks get from the driver.
+ * Opens the transport of a read, in the driver and in tasks. A path in another file system needs
+ * the settings of Hadoop, which the tasks get from the driver.
  */
 record Opening(SerializableConfiguration hadoop) implements Serializable {
     static Opening of(ScanOptions options) {
@@ -25,7 +25,10 @@ record Opening(SerializableConfiguration hadoop) implements Serializable {
                 SparkSession.active().sparkContext().hadoopConfiguration()));
     }
 
-    /** How many tasks Spark runs at once, as far as it knows; for the driver. */
+    /**
+     * Returns the number of tasks that Spark runs concurrently, as far as Spark reports it. For the
+     * driver.
+     */
     static int slots() {
         return Math.max(1, SparkContext.getOrCreate().defaultParallelism());
     }

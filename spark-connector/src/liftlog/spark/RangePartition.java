@@ -3,5 +3,5 @@ package liftlog.spark;
 import liftlog.scan.ScanRange;
 import org.apache.spark.sql.connector.read.InputPartition;
 
-/** One range as a task. */
+/** The range of one task. */
 record RangePartition(ScanRange range) implements InputPartition {}

@@ -19,8 +19,8 @@ import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
 /**
- * The rows of one range, one record batch at a time. With {@code compact} the range is read twice:
- * the first pass finds the newest record of each key, so that only the keys are held in memory.
+ * Reads the rows of one range, one record batch at a time. With {@code compact} the range is read
+ * twice. The first pass finds the newest record of each key, so only the keys are held in memory.
  */
 final class RangeReader implements PartitionReader<ColumnarBatch> {
     private final Transport transport;

@@ -8,7 +8,7 @@ import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** Goes to the executors, and makes the reader of each task there. */
+/** Makes the reader of each task. Spark sends this object to the executors. */
 record RangeReaderFactory(ScanOptions options, StructType schema, Opening opening)
         implements PartitionReaderFactory {
 

@@ -5,7 +5,7 @@ import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.metric.CustomSumMetric;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 
-/** What one task has read so far, for Spark's web page and listeners. */
+/** The amount that one task has read so far, for Spark's web page and listeners. */
 public final class ReadMetrics {
     private long batches;
     private long bytes;
@@ -34,9 +34,9 @@ public final class ReadMetrics {
 
     private record Value(String name, long value) implements CustomTaskMetric {}
 
-    // Spark makes these by their names.
+    // Spark creates objects of these classes by the names of the classes.
 
-    /** Record batches. */
+    /** Number of record batches. */
     public static final class Batches extends CustomSumMetric {
         static final String NAME = "liftlogBatches";
 
@@ -51,7 +51,7 @@ public final class ReadMetrics {
         }
     }
 
-    /** Of the batches, as stored or as a daemon has made them. */
+    /** The bytes of the batches, as they are stored or as a daemon has made them. */
     public static final class Bytes extends CustomSumMetric {
         static final String NAME = "liftlogBytes";
 
@@ -66,7 +66,7 @@ public final class ReadMetrics {
         }
     }
 
-    /** Before conditions are applied. */
+    /** Number of records before conditions are applied. */
     public static final class Records extends CustomSumMetric {
         static final String NAME = "liftlogRecords";
 
@@ -81,7 +81,7 @@ public final class ReadMetrics {
         }
     }
 
-    /** With {@code failOnDataLoss=false}. */
+    /** Number of skipped offsets, with {@code failOnDataLoss=false}. */
     public static final class Lost extends CustomSumMetric {
         static final String NAME = "liftlogLostOffsets";
 

@@ -10,8 +10,8 @@ import org.apache.spark.sql.vectorized.ColumnarMap;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * A column over the bytes of one record batch at a time; nothing is copied before Spark asks for a
- * value. A type of column overrides the one getter that fits it.
+ * A column over the bytes of one record batch at a time. Nothing is copied before Spark requests a
+ * value. Each subclass overrides the getter of its type.
  */
 abstract class RecordColumn extends ColumnVector {
     protected final Rows rows;
@@ -22,14 +22,14 @@ abstract class RecordColumn extends ColumnVector {
         this.rows = rows;
     }
 
-    /** Shows the column of the batch. What it checks, it checks once per batch. */
+    /** Shows the column of this batch. Checks of the column run once per batch. */
     void show(RecordBatch shown) {
         batch = shown;
     }
 
     @Override
     public void close() {
-        // The bytes belong to the reader.
+        // Closes nothing, because the bytes belong to the reader.
     }
 
     @Override

@@ -11,7 +11,7 @@ import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** The columns of a read as Spark sees them: types, and vectors over a record batch. */
+/** The columns of a read in the form of Spark: types, and vectors over a record batch. */
 final class RecordColumns {
     private static final StructType HEADER = new StructType()
             .add("key", DataTypes.StringType)
@@ -19,7 +19,7 @@ final class RecordColumns {
 
     private RecordColumns() {}
 
-    /** Keys and values can be null, other columns cannot. */
+    /** Returns the schema. Keys and values can be null, other columns cannot. */
     static StructType schema(Iterable<String> names) {
         StructType schema = new StructType();
         for (String name : names) {
@@ -93,7 +93,10 @@ final class RecordColumns {
         }
     }
 
-    /** One object per entry of the subject dictionary that a row has. */
+    /**
+     * The column of subjects. It makes one object for each entry of the subject dictionary that a
+     * row has.
+     */
     private static final class SubjectNames extends RecordColumn {
         private UTF8String[] names = new UTF8String[1];
 
@@ -121,7 +124,10 @@ final class RecordColumns {
             return name == null ? decoded(entry) : name;
         }
 
-        /** A batch can have many subjects of which few are wanted. */
+        /**
+         * Decodes an entry only when it is needed, because a batch can have many subjects of which
+         * few are wanted.
+         */
         private UTF8String decoded(int entry) {
             UTF8String name = UTF8String.fromBytes(batch.bytes(),
                     batch.start(batch.subjects, entry), batch.size(batch.subjects, entry));

@@ -9,9 +9,10 @@ import liftlog.scan.StreamState;
 import org.apache.spark.sql.connector.read.streaming.Offset;
 
 /**
- * A position in a stream, as Spark's checkpoint stores it; the Python source stores the same. It
- * names the history of offsets that it belongs to. The end of a micro-batch also says where that
- * micro-batch begins: {@code startingOffset} can mean another offset after a restart.
+ * A position in a stream, in the form in which Spark's checkpoint stores it. The Python source
+ * stores the same form. It names the history of offsets to which the position belongs. The end of a
+ * micro-batch also contains the beginning of the micro-batch, because {@code startingOffset} can
+ * mean another offset after a restart.
  */
 final class StreamPosition extends Offset {
     private static final ObjectMapper JSON = new ObjectMapper();
@@ -43,20 +44,20 @@ final class StreamPosition extends Offset {
                 return new StreamPosition(fields);
             }
         } catch (JsonProcessingException error) {
-            // said below
+            // reported below
         }
         throw new Failure("LIFTLOG_ERROR",
                 json + " in the query's checkpoint is not a position in a liftlog stream",
                 "use a separate checkpointLocation for each query");
     }
 
-    /** The end of a micro-batch that begins at {@code first}. */
+    /** Returns this position as the end of a micro-batch that begins at {@code first}. */
     StreamPosition from(long first) {
         fields.put(FROM, first);
         return this;
     }
 
-    /** Where a query begins that has read nothing yet. */
+    /** Returns this position as the beginning of a query that has read nothing yet. */
     StreamPosition initial() {
         fields.put(INITIAL, true);
         return this;
@@ -75,7 +76,7 @@ final class StreamPosition extends Offset {
         return fields.path(EPOCH).isIntegralNumber() ? fields.path(EPOCH).asLong() : null;
     }
 
-    /** Where the micro-batch begins that ends here; null if it is not known. */
+    /** The beginning of the micro-batch that ends here; null if it is not known. */
     Long begin() {
         return fields.path(FROM).isIntegralNumber() ? fields.path(FROM).asLong() : null;
     }

@@ -22,9 +22,9 @@ import org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow
 import org.apache.spark.sql.types.StructType;
 
 /**
- * {@code readStream}: one query, on the driver. Spark stores each position before it reads the
- * records up to it, and asks for the same range again after a crash. The transport stays open
- * between the micro-batches.
+ * One query ({@code readStream}), on the driver. Spark stores each position before it reads the
+ * records up to this position, and after a crash requests the same range again. The transport stays
+ * open between micro-batches.
  */
 final class StreamQuery implements MicroBatchStream, SupportsTriggerAvailableNow {
     private static final String HINT =
@@ -34,7 +34,7 @@ final class StreamQuery implements MicroBatchStream, SupportsTriggerAvailableNow
     private final StructType schema;
     private final Opening opening;
     private Transport transport;
-    private Long target; // with availableNow: where to stop
+    private Long target; // the end of the query with availableNow
 
     StreamQuery(ScanOptions options, StructType schema) {
         this.options = options;
@@ -42,7 +42,7 @@ final class StreamQuery implements MicroBatchStream, SupportsTriggerAvailableNow
         this.opening = Opening.of(options);
     }
 
-    /** What the progress of the query shows. */
+    /** The description that Spark shows in the progress of the query. */
     @Override
     public String toString() {
         return "liftlog " + (options.path() == null ? "" : options.path() + " ") + options.stream();
@@ -72,12 +72,13 @@ final class StreamQuery implements MicroBatchStream, SupportsTriggerAvailableNow
         StreamState state = state();
         long first = checked(state, start);
         if (start.isInitial() && options.start().is(Position.Kind.EARLIEST)) {
-            // What was removed before the first micro-batch is no loss.
+            // Records that were removed before the first micro-batch are no loss.
             first = Math.max(first, state.logStart());
         }
         long end = target == null ? state.end() : Math.min(state.end(), target);
         if (end <= first) {
-            // An unchanged position means no new data; the first one must say where it began.
+            // An unchanged position means that there are no new records. The first position must
+            // contain its beginning.
             return start.isInitial() ? StreamPosition.of(state, first).from(first) : start;
         }
         if (!(limit instanceof ReadAllAvailable)) {
@@ -86,7 +87,10 @@ final class StreamQuery implements MicroBatchStream, SupportsTriggerAvailableNow
         return StreamPosition.of(state, end).from(first);
     }
 
-    /** Spark accepts one limit of a source; {@code limited} applies the other one, too. */
+    /**
+     * Returns only one limit, because Spark accepts one limit per source; {@code limited} applies
+     * the other one.
+     */
     @Override
     public ReadLimit getDefaultReadLimit() {
         if (options.maxOffsetsPerTrigger() != null) {
@@ -129,7 +133,10 @@ final class StreamQuery implements MicroBatchStream, SupportsTriggerAvailableNow
         return to;
     }
 
-    /** The offset of a stored position, if it belongs to the history of this stream. */
+    /**
+     * Returns the offset of a stored position. Throws Failure if the position belongs to another
+     * history of the stream.
+     */
     private long checked(StreamState state, StreamPosition position) {
         long offset = position.offset();
         if (!position.identity().equals(state.identity())) {

@@ -16,7 +16,7 @@ import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.StructType;
 
-/** A planned read: as a batch, or as a streaming query. */
+/** A planned read, as a batch or as a streaming query. */
 final class StreamScan implements Scan, Batch {
     private final StructType schema;
     private final Map<String, String> given;
@@ -71,7 +71,10 @@ final class StreamScan implements Scan, Batch {
         return new StreamQuery(ScanOptions.parse(given, true), schema);
     }
 
-    /** Spark calls it for each action, and may call it twice for one. */
+    /**
+     * Plans the ranges once. Spark calls this method for each action, and may call it twice for one
+     * action.
+     */
     @Override
     public synchronized InputPartition[] planInputPartitions() {
         if (planned == null) {
@@ -88,7 +91,7 @@ final class StreamScan implements Scan, Batch {
 
     @Override
     public PartitionReaderFactory createReaderFactory() {
-        planInputPartitions(); // learns the nodes of the cluster
+        planInputPartitions(); // also gets the nodes of the cluster
         ScanOptions options = StreamScanBuilder.batchOptions(given, narrowing).at(nodes);
         return new RangeReaderFactory(options, schema, Opening.of(options));
     }

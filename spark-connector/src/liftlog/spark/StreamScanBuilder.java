@@ -12,7 +12,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.sources.Filter;
 import org.apache.spark.sql.types.StructType;
 
-/** What Spark says of a query before it plans the read: the columns and conditions it uses. */
+/** Receives the columns and conditions of a query from Spark before the read is planned. */
 final class StreamScanBuilder implements SupportsPushDownFilters, SupportsPushDownRequiredColumns {
     private final Map<String, String> given;
     private StructType schema;
@@ -25,8 +25,8 @@ final class StreamScanBuilder implements SupportsPushDownFilters, SupportsPushDo
     }
 
     /**
-     * Spark applies all conditions again. So the read can return rows that do not match, but must
-     * never leave out a row that does.
+     * Accepts conditions. Spark applies all of them again. So the read can return rows that do not
+     * match, but must never omit a row that matches.
      */
     @Override
     public Filter[] pushFilters(Filter[] filters) {
@@ -51,7 +51,7 @@ final class StreamScanBuilder implements SupportsPushDownFilters, SupportsPushDo
         return new StreamScan(schema, given, narrowing, conditions);
     }
 
-    /** The options, narrowed if a batch read is to follow conditions. */
+    /** Returns the options, narrowed if a batch read uses conditions. */
     static ScanOptions batchOptions(Map<String, String> given, Narrowing narrowing) {
         ScanOptions options = ScanOptions.parse(given, false);
         return options.pushdown() ? options.narrowed(narrowing) : options;

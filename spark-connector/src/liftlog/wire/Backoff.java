@@ -5,9 +5,9 @@ import java.util.concurrent.TimeUnit;
 import liftlog.records.Failure;
 
 /**
- * Pauses between attempts to reach a daemon: they double up to a bound, and are random, so that the
- * clients of a daemon that went away do not all return at once. An attempt that would begin after
- * the given time is not made.
+ * Pauses between attempts to reach a daemon. The pauses double up to a limit, and have a random
+ * part, so that the clients of a stopped daemon do not all reconnect at once. No attempt begins
+ * after the given time.
  */
 final class Backoff {
     private static final long FIRST_MS = 50;
@@ -22,13 +22,16 @@ final class Backoff {
         reset();
     }
 
-    /** The daemon has answered: the time begins again. */
+    /** Restarts the time limit, because the daemon has answered. */
     void reset() {
         ceiling = FIRST_MS;
         deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(patienceMs);
     }
 
-    /** Waits before the next attempt; throws the error of the last one if there is none. */
+    /**
+     * Waits before the next attempt. Throws {@code error}, the error of the last attempt, if there
+     * is no time for another one.
+     */
     void pauseAfter(Failure error) {
         long pause = ThreadLocalRandom.current().nextLong(ceiling / 2, ceiling + 1);
         ceiling = Math.min(2 * ceiling, LONGEST_MS);
@@ -43,7 +46,9 @@ final class Backoff {
         }
     }
 
-    /** Whether the same may succeed on another connection, perhaps to another node. */
+    /**
+     * Returns true if the same request may succeed on another connection, possibly to another node.
+     */
     static boolean isInterruption(Failure error) {
         return error.is(Failure.CONNECTION_LOST)
                 || error.is(Failure.SHUTTING_DOWN)

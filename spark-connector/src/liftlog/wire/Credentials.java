@@ -21,7 +21,7 @@ import java.util.regex.Pattern;
 import liftlog.records.Failure;
 import liftlog.scan.ScanOptions;
 
-/** How a connection proves who it is: a token, an nkey, or nothing that it sends. */
+/** The credentials with which a connection proves its identity: a token, an nkey, or none. */
 final class Credentials {
     private static final Pattern SEED = Pattern.compile("(?<![A-Z2-7])SU[A-Z2-7]{56}(?![A-Z2-7])");
     private static final String DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
@@ -37,14 +37,17 @@ final class Credentials {
         this.nkey = nkey;
     }
 
-    /** Reads the files that the options name. Errors never show what is in them. */
+    /** Reads the files that the options name. Errors never show their content. */
     static Credentials of(ScanOptions options) {
         return new Credentials(
                 options.tokenFile() == null ? null : token(options.tokenFile()),
                 options.nkeyFile() == null ? null : nkey(options.nkeyFile()));
     }
 
-    /** The answer to the daemon's challenge. A token is sent only if the daemon asks for one. */
+    /**
+     * Returns the answer to the daemon's challenge. A token is sent only if the daemon requests
+     * one.
+     */
     Map<String, Object> proof(Map<String, Object> challenge, byte[] nonce, byte[] certificate) {
         List<?> methods = (List<?>) challenge.get("m");
         if (methods.contains("nkey") && nkey != null) {
@@ -116,7 +119,10 @@ final class Credentials {
         return pair(Arrays.copyOfRange(raw, 2, end));
     }
 
-    /** The generator takes its private key from a source of random bytes: here, from the seed. */
+    /**
+     * Returns the key pair of a seed. The generator takes its private key from a source of random
+     * bytes, which here returns the seed.
+     */
     private static KeyPair pair(byte[] seed) {
         try {
             KeyPairGenerator generator = KeyPairGenerator.getInstance("Ed25519");
@@ -135,7 +141,7 @@ final class Credentials {
     }
 
     private String publicKey() {
-        byte[] encoded = nkey.getPublic().getEncoded(); // X.509; the key is at its end
+        byte[] encoded = nkey.getPublic().getEncoded(); // X.509; the key is at the end
         byte[] raw = new byte[1 + KEY_BYTES + 2];
         raw[0] = (byte) USER;
         System.arraycopy(encoded, encoded.length - KEY_BYTES, raw, 1, KEY_BYTES);
@@ -156,7 +162,10 @@ final class Credentials {
         }
     }
 
-    /** Starts with a byte that no UTF-8 has, so that it can be no other text that a key signs. */
+    /**
+     * Returns the text to sign. Its first byte occurs in no UTF-8 text, so the key signs no other
+     * text with this content.
+     */
     private static byte[] textToSign(
             byte[] nonce, byte[] challenge, String serverId, byte[] certificate) {
         ByteArrayOutputStream text = new ByteArrayOutputStream();
@@ -216,7 +225,7 @@ final class Credentials {
         return text.toString();
     }
 
-    /** XMODEM. */
+    /** The CRC-16 of variant XMODEM, which nkeys contain. */
     private static int crc16(byte[] bytes, int length) {
         int crc = 0;
         for (int i = 0; i < length; i++) {

@@ -29,15 +29,21 @@ import liftlog.scan.Transport;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Batches from a daemon's pull socket, over one connection. */
+/** Reads batches from a daemon's pull socket, over one connection. */
 public final class DaemonTransport implements Transport {
-    /** How long planning tries to connect at first: the address may be wrong. */
+    /**
+     * Time limit, in ms, for the first connection during planning, because the address may be
+     * wrong.
+     */
     public static final long PLANNING_MS = 10_000;
 
-    /** How long a task does: the daemon was there when the job was planned. */
+    /**
+     * Time, in ms, for which a task waits for an unreachable daemon. The daemon was reachable when
+     * the job was planned.
+     */
     public static final long READING_MS = PullClient.READING_MS;
 
-    /** How often a running query asks for the nodes of the cluster. */
+    /** Interval at which a running query requests the nodes of the cluster. */
     private static final long LEARN_EVERY_NS = TimeUnit.MINUTES.toNanos(1);
 
     private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
@@ -47,14 +53,14 @@ public final class DaemonTransport implements Transport {
     private static final int MOST_KEYS = 1024; // in one fetch
     private static final int MOST_SUBJECTS = 64;
     private static final int MOST_QUESTIONS = 16; // about where records are
-    private static final int FEW = 4; // the bytes of a stream for each that is read to leave others out
+    private static final int FEW = 4; // divisor: bytes of a stream per byte read
 
     private final String stream;
     private final ScanOptions options;
     private final Map<String, Object> filter = new LinkedHashMap<>();
     private final List<String> subjects;
     private final PullClient client;
-    private Map<String, Object> lease; // until `held` gives it to the tasks
+    private Map<String, Object> lease; // until `held` passes it to the tasks
     private boolean isCompacted;
     private long learnAt = System.nanoTime();
     private Map<String, Object> compaction = Map.of();
@@ -62,9 +68,10 @@ public final class DaemonTransport implements Transport {
     public DaemonTransport(ScanOptions options, long patienceMs) {
         stream = options.stream();
         this.options = options;
-        // With a filter the daemon has to read, select and encode; without one it sends the stored
-        // bytes, and planning has left out what its sketches exclude. So it filters only where the
-        // job asks for it, or where it finds the records on a subject with little work.
+        // With a filter the daemon has to read, select and encode records. Without a filter it
+        // sends the stored bytes, and planning has left out everything that its sketches exclude.
+        // So the daemon filters only if the job requests it, or if it finds the records on a
+        // subject with little work.
         subjects = patterns(options);
         if (options.filterInDaemon()) {
             List<byte[]> keys = keys(options.narrowing().keys(), MOST_KEYS);
@@ -119,7 +126,7 @@ public final class DaemonTransport implements Transport {
             client.look(fields("s", stream, "o", offset, "m", 1, "e", leaderEpoch));
         } catch (Failure error) {
             boolean isLoss = error.is(Failure.CORRUPT_RANGE) || error.is(Failure.OFFSET_OUT_OF_RANGE);
-            if (!isLoss) { // the tasks that read these records report losses
+            if (!isLoss) { // the tasks that read these records report the losses
                 throw error;
             }
         }
@@ -137,12 +144,12 @@ public final class DaemonTransport implements Transport {
             if (isCompacted || !isRefused) {
                 throw error;
             }
-            // The read fails with an error if retention removes its records meanwhile.
+            // No lease: the read fails with an error if retention removes its records meanwhile.
             LOG.warn("read-without-lease stream={} error={}", stream, error.getMessage());
             return state;
         }
-        // For compaction, newer records up to the end of the lease supersede older ones: so the read
-        // has to include them.
+        // Compaction removes a record if a newer one below the end of the lease supersedes it. So
+        // the read has to include the records up to that end.
         long end = PullClient.number(lease, "high");
         long low = first == null ? PullClient.number(lease, "low") : 0;
         List<Extent> extents = new ArrayList<>(state.extents());
@@ -170,7 +177,10 @@ public final class DaemonTransport implements Transport {
         }
     }
 
-    /** A daemon sends whole batches. It is asked about one subject and one key at a time. */
+    /**
+     * Like {@code measure} with sizes of 0. A daemon sends whole batches. It is asked about one
+     * subject and one key at a time.
+     */
     @Override
     public StreamState find(
             StreamState state, long first, long end, long stepBytes, Narrowing wanted,
@@ -204,7 +214,10 @@ public final class DaemonTransport implements Transport {
         return state.withExtents(isLeftOut ? lessened(found) : found);
     }
 
-    /** What a daemon reads where it leaves other subjects out: heads of batches and a few values. */
+    /**
+     * Returns smaller sizes, for a daemon that leaves out other subjects: it reads only the heads
+     * of batches and a few values.
+     */
     private static List<Extent> lessened(List<Extent> found) {
         return found.stream()
                 .map(one -> one.sizeBytes() == 0 ? one : new Extent(
@@ -219,31 +232,37 @@ public final class DaemonTransport implements Transport {
             question.put("o", reached);
             long before = reached;
             for (Extent one : extents(question)) {
-                if (one.next() > reached) { // the first segment was perhaps looked at before
+                if (one.next() > reached) { // the first segment may be known already
                     found.add(new Extent(
                             Math.max(one.first(), reached), one.next(), one.sizeBytes()));
                     reached = one.next();
                 }
             }
             if (reached == before) {
-                break; // what the daemon says nothing about is read
+                break; // offsets without an answer are read
             }
         }
         return found;
     }
 
-    /** No record has a longer one, and a daemon refuses it: the tasks find that nothing matches. */
+    /**
+     * Returns the keys to send; null if they cannot be sent. No record has a longer key, and a
+     * daemon refuses longer keys. The tasks find that such a key matches nothing.
+     */
     private static List<byte[]> keys(Items wanted, int most) {
         boolean areTaken = wanted != null && wanted.whole().size() <= most
                 && wanted.whole().stream().allMatch(one -> one.length <= MOST_KEY);
         return areTaken ? wanted.whole() : null;
     }
 
-    /** Of the condition on subjects, or else of the option; null if they cannot be sent. */
+    /**
+     * Returns the patterns of the condition on subjects, or else the option's pattern; null if they
+     * cannot be sent.
+     */
     private static List<String> patterns(ScanOptions options) {
         Items wanted = options.narrowing().subjects();
         List<String> found = null;
-        // Only at the end of a token is a prefix also a pattern.
+        // A prefix can be written as a pattern only if it ends at the end of a token.
         if (wanted != null && wanted.prefixes().stream().allMatch(one -> one[one.length - 1] == '.')) {
             List<byte[]> all = new ArrayList<>(wanted.whole());
             for (byte[] prefix : wanted.prefixes()) {
@@ -260,8 +279,8 @@ public final class DaemonTransport implements Transport {
     }
 
     /**
-     * The subjects or patterns, if a daemon takes them: it knows another edition of Unicode, and can
-     * refuse what is valid here. The tasks select, too.
+     * Returns the subjects or patterns if every daemon accepts them. A daemon uses another version
+     * of Unicode, and may refuse text that is valid here. The tasks select records, too.
      */
     private static List<String> texts(List<byte[]> given, int most) {
         List<String> texts = given.stream()
@@ -272,7 +291,7 @@ public final class DaemonTransport implements Transport {
         return areTaken ? texts : null;
     }
 
-    /** A piece costs a request, which takes as long as so many bytes. */
+    /** Each piece costs a request, which takes as long as sending this number of bytes. */
     @Override
     public long worthReading() {
         return 1 << 20;
@@ -280,7 +299,7 @@ public final class DaemonTransport implements Transport {
 
     private List<Extent> extents(Map<String, Object> request) {
         Map<String, Object> found = client.call("extents", request, "measured").map();
-        // An older daemon does not select, and 0 means nothing then.
+        // An older daemon does not select records. Its size 0 has no meaning.
         long least = found.get("q") == Boolean.TRUE ? 0 : 1;
         List<?> offsets = PullClient.list(found.get("o"));
         List<?> sizes = PullClient.list(found.get("z"));
@@ -317,7 +336,7 @@ public final class DaemonTransport implements Transport {
     public BatchSource batches(
             ScanRange range, Set<String> columns, Losses losses, boolean isLast,
             boolean selects) {
-        // Values are most of what a record is: without them little is left to send.
+        // Values are most of the bytes of a record. Without them, little is left to send.
         BatchSource source = new Pieces(
                 range, columns.contains(Columns.VALUE) ? null : List.copyOf(columns), losses);
         TaskLease share = range.guard().leaseId() == null
@@ -326,7 +345,7 @@ public final class DaemonTransport implements Transport {
         return new Guarded(source, share, range.guard(), isLast);
     }
 
-    /** The batches of one piece of a range after the other. */
+    /** Yields the batches of the pieces of a range, one piece after the other. */
     private final class Pieces implements BatchSource {
         private final ScanRange range;
         private final List<String> columns;
@@ -366,7 +385,10 @@ public final class DaemonTransport implements Transport {
         }
     }
 
-    /** Batches under a lease; after the last one it is clear whether compaction has interfered. */
+    /**
+     * Yields batches under a lease. After the last batch it checks that compaction has not changed
+     * the result.
+     */
     private final class Guarded implements BatchSource {
         private final BatchSource source;
         private final TaskLease share;
@@ -405,7 +427,7 @@ public final class DaemonTransport implements Transport {
         public void stop() {
             if (share != null && !isOver) {
                 isOver = true;
-                source.close(); // its next answer is not wanted
+                source.close(); // its next answer is not needed
                 share.stop();
             }
         }
@@ -427,7 +449,7 @@ public final class DaemonTransport implements Transport {
     }
 
     private boolean mayGoOn(ScanRange.Guard guard) {
-        if (guard.mark() == null) { // only retention matters, and the daemon reports that
+        if (guard.mark() == null) { // only retention matters, which the daemon reports
             return guard.cleanedBelow() >= 0;
         }
         Map<String, Object> found = PullClient.map(describe().get("compaction"));
@@ -452,7 +474,7 @@ public final class DaemonTransport implements Transport {
     @Override
     public void close() {
         try {
-            if (lease != null) { // no task was planned under it
+            if (lease != null) { // no task uses the lease
                 client.callOnce("release",
                         fields("s", stream, "l", lease.get("lease_id")), "done");
             }

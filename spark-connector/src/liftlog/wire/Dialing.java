@@ -31,11 +31,17 @@ import javax.net.ssl.TrustManagerFactory;
 import liftlog.records.Failure;
 import liftlog.scan.Address;
 
-/** Connected streams of bytes: TCP, TLS or a Unix socket. Reads fail after a time without bytes. */
+/**
+ * Opens connected streams of bytes: TCP, TLS or a Unix socket. A read fails if no byte arrives
+ * within a time limit.
+ */
 final class Dialing {
     private Dialing() {}
 
-    /** Closes both directions. {@code certificate} is the daemon's, in DER; null without TLS. */
+    /**
+     * An open connection. {@code ending} closes both directions. {@code certificate} is the
+     * daemon's certificate in DER; null without TLS.
+     */
     record Line(InputStream in, OutputStream out, Closeable ending, byte[] certificate) {}
 
     static Line dial(Address address, SSLContext tls, int connectMs, int readMs)
@@ -69,7 +75,10 @@ final class Dialing {
         }
     }
 
-    /** For {@code tls://} addresses; null for others. The file is read once. */
+    /**
+     * Returns the context for {@code tls://} addresses; null for other addresses. The file is read
+     * once.
+     */
     static SSLContext context(Address address, String caFile) {
         if (!address.tls()) {
             if (caFile != null) {
@@ -112,7 +121,10 @@ final class Dialing {
         return store;
     }
 
-    /** Tries the addresses of a host in turn; one that never answers leaves time to the others. */
+    /**
+     * Tries the addresses of a host in turn. An address that never answers leaves time for the
+     * others.
+     */
     private static Socket connected(Address address, int connectMs) throws IOException {
         InetAddress[] found = InetAddress.getAllByName(address.host());
         IOException failure = new IOException("no address for " + address.host());
@@ -143,7 +155,10 @@ final class Dialing {
         }
     }
 
-    /** A Unix socket as streams; only a selector limits the time of its reads. */
+    /**
+     * A Unix socket as streams. A selector limits the time of reads, because the socket itself has
+     * no time limit.
+     */
     private static final class UnixStreams implements Closeable {
         private final SocketChannel channel;
         private final Selector selector = Selector.open();

@@ -17,19 +17,21 @@ import liftlog.scan.OutOfRange;
 import liftlog.scan.ScanRange;
 
 /**
- * The batches of a range from a daemon. The next fetch leaves before the body of the last answer is
- * read, so that the daemon works on it meanwhile. A lost connection interrupts a read: it continues
- * after the last batch on a new one.
+ * Reads the batches of a range from a daemon. The next fetch is sent before the body of the last
+ * answer is read, so that the daemon works on it at the same time. A lost connection interrupts a
+ * read. The read then continues after the last batch, on a new connection.
  *
- * <p>Without values the daemon is asked for the wanted columns alone: it checks the whole batches and
- * sends little of them. That is work for each batch, so small batches are fetched as they are
- * stored. Now and then some are, to see how large they are.
+ * <p>If no values are wanted, the read requests only the wanted columns. The daemon then checks
+ * whole batches and sends small parts of them. This costs the daemon work for each batch, so small
+ * batches are requested as they are stored. Now and then a read requests stored batches to
+ * determine their size.
  *
- * <p>Where few subjects are wanted, the daemon may leave out other records. It answers with batches as
- * they are stored where that is less work, and is then not asked for a while.
+ * <p>If few subjects are wanted, the daemon may leave out other records. If this would cost more
+ * work, it sends batches as they are stored. After that, the read does not request a selection for
+ * a while.
  *
- * <p>The batches of an answer tile the offsets that its head states. If the header of one is
- * damaged, the daemon, which has an index, is asked for that offset again.
+ * <p>The batches of an answer cover the offsets in its head without gaps. If the header of a batch
+ * is damaged, the read requests this offset again, because the daemon has an index.
  */
 final class FetchSource implements BatchSource {
     private static final long FETCH_BYTES = 1 << 20;
@@ -37,8 +39,8 @@ final class FetchSource implements BatchSource {
     private static final long WAIT_MS = 20_000;
     private static final long NONE = -1;
     private static final int LARGE_BATCH = 16 << 10;
-    private static final int WHOLE_AFTER = 32; // so many answers are not asked to be less
-    private static final int LOOK_EVERY = 16; // so many answers can stand for 16 MiB each
+    private static final int WHOLE_AFTER = 32; // number of answers without a selection
+    private static final int LOOK_EVERY = 16; // number of answers, of up to 16 MiB each
 
     private final PullClient client;
     private final ScanRange range;
@@ -54,23 +56,23 @@ final class FetchSource implements BatchSource {
     private String incarnation;
     private long epoch;
     private long suspect = NONE;
-    private boolean areLarge; // the batches that are stored
+    private boolean areLarge; // true if the stored batches are large
     private int sinceLook;
-    private boolean isLeavingOut; // what was asked for last may be without other subjects
-    private int sinceWhole = WHOLE_AFTER; // so many answers ago the daemon did not leave them out
-    // The answer that is looked at:
+    private boolean isLeavingOut; // the last fetch lets the daemon leave out subjects
+    private int sinceWhole = WHOLE_AFTER; // answers since the daemon last sent all subjects
+    // The present answer:
     private byte[] body = new byte[(int) FETCH_BYTES];
     private int length;
     private int position;
     private Place place;
     private long firstWanted;
     private long answerEnd;
-    private boolean isMade; // for this fetch: its batches are not those that are stored
+    private boolean isMade; // batches were made for this fetch
     private int batches;
 
     /**
-     * {@code columns} null: all of them. {@code subjects} null: any; otherwise records on others can
-     * be among those that are shown.
+     * If {@code columns} is null, all columns are read. If {@code subjects} is null, records on all
+     * subjects are read. Otherwise records on other subjects may still be among the shown ones.
      */
     FetchSource(PullClient client, ScanRange range, Losses losses, Map<String, Object> filter,
             List<String> columns, List<String> subjects) {
@@ -93,7 +95,7 @@ final class FetchSource implements BatchSource {
                 if (nextOfAnswer(into)) {
                     return true;
                 }
-                continue; // the answer is used up, or the read begins elsewhere
+                continue; // the answer has ended, or the read begins elsewhere
             }
             if (asked >= range.end()) {
                 return false;
@@ -188,7 +190,7 @@ final class FetchSource implements BatchSource {
         }
         if (suspect == from) {
             long following = length > 0 ? head.number("f") : next;
-            if (following > suspect) { // the daemon has noticed the damage meanwhile
+            if (following > suspect) { // the daemon has found the damage meanwhile
                 suspect = NONE;
                 losses.damaged(failing(from, following));
             }
@@ -203,11 +205,11 @@ final class FetchSource implements BatchSource {
         }
     }
 
-    /** After the connection was lost: continues after the last batch that was shown. */
+    /** Continues after the last batch that was shown, because the connection was lost. */
     private void resume(Failure error) {
         client.leave(error);
         fetchId = NONE;
-        if (place != null) { // the body was lost under way
+        if (place != null) { // the rest of the body is lost
             asked = reached();
             place = null;
         }
@@ -225,12 +227,15 @@ final class FetchSource implements BatchSource {
 
     // --- batches ---
 
-    /** The offset after all that was shown or skipped. */
+    /** Returns the offset after all shown and skipped records. */
     private long reached() {
         return Math.max(place.offset(), firstWanted);
     }
 
-    /** Shows the next batch of the answer; false if there is none, or the read begins elsewhere. */
+    /**
+     * Shows the next batch of the answer. Returns false if there is none, or if the read begins at
+     * another offset.
+     */
     private boolean nextOfAnswer(RecordBatch into) {
         while (position < length) {
             BatchHeader header = null;
@@ -259,7 +264,7 @@ final class FetchSource implements BatchSource {
             }
         }
         if (reached() < answerEnd && reached() < range.end()) {
-            askAbout(reached()); // the last batch does not reach to where the answer ends
+            askAbout(reached()); // the last batch ends before the answer
         } else {
             areLarge = isMade || length >= LARGE_BATCH * (long) batches;
             place = null;
@@ -284,7 +289,7 @@ final class FetchSource implements BatchSource {
         }
     }
 
-    /** The header of the batch at an offset is damaged: asks the daemon for that batch alone. */
+    /** Requests only the batch at an offset from the daemon, because its header is damaged. */
     private void askAbout(long offset) {
         long end = answerEnd;
         if (suspect != offset) {
@@ -293,7 +298,7 @@ final class FetchSource implements BatchSource {
             fetchBytes = 1;
             return;
         }
-        // The daemon considers the batch good: it was damaged on the way.
+        // The daemon's batch is good, so the batch was damaged during the transfer.
         suspect = NONE;
         long following = Math.max(end, offset + 1);
         losses.damaged(failing(offset, following));

@@ -12,7 +12,10 @@ import javax.net.ssl.SSLException;
 import liftlog.records.Failure;
 import liftlog.scan.Address;
 
-/** What is wrong where no daemon answers, or something else does; and what to do about it. */
+/**
+ * Explains failed connections: no daemon answers, or another program answers. Also gives the
+ * remedy.
+ */
 final class Mistakes {
     private static final String HTTP = "HTTP";
     private static final Map<String, String> KNOWN = Map.ofEntries(
@@ -29,7 +32,7 @@ final class Mistakes {
 
     private Mistakes() {}
 
-    /** Another attempt would find the same. */
+    /** An error that another attempt would repeat. */
     private static final class Refused extends Failure {
         private static final long serialVersionUID = 1L;
 
@@ -83,7 +86,7 @@ final class Mistakes {
                 : "connect by a name or address that the daemon's certificate is for";
     }
 
-    /** Throws Failure if the first four bytes of a peer are of another protocol that is known. */
+    /** Throws Failure if the first four bytes of a peer belong to another known protocol. */
     static void checkProtocol(byte[] first) {
         boolean isTls = (first[0] == 0x15 || first[0] == 0x16) && first[1] == 3 && first[2] <= 4;
         String found = isTls ? "TLS" : KNOWN.get(new String(first, StandardCharsets.ISO_8859_1));

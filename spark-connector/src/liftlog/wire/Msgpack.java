@@ -11,8 +11,8 @@ import java.util.Map;
 import liftlog.records.Failure;
 
 /**
- * What the pull protocol uses of msgpack: maps with string keys, arrays, integers, strings, bytes,
- * booleans, floats and nil. Integers are Long here, bytes byte[].
+ * The part of msgpack that the pull protocol uses: maps with string keys, arrays, integers,
+ * strings, bytes, booleans, floats and nil. Integers are Long in Java, bytes are byte[].
  */
 final class Msgpack {
     private static final int MOST_DEPTH = 8;
@@ -27,7 +27,7 @@ final class Msgpack {
 
     // --- writing ---
 
-    /** Keys without a value are left out. */
+    /** Encodes a map. Keys without a value are left out. */
     static byte[] encode(Map<String, Object> map) {
         ByteArrayOutputStream out = new ByteArrayOutputStream();
         write(out, map);
@@ -76,7 +76,7 @@ final class Msgpack {
 
     // --- reading ---
 
-    /** The one map that the bytes are. Throws Failure PROTOCOL_VIOLATION. */
+    /** Decodes the bytes, which must be exactly one map. Throws Failure PROTOCOL_VIOLATION. */
     static Map<String, Object> decode(byte[] bytes, int length) {
         Msgpack reader = new Msgpack(ByteBuffer.wrap(bytes, 0, length));
         try {
@@ -87,7 +87,7 @@ final class Msgpack {
                 return map;
             }
         } catch (BufferUnderflowException error) {
-            // said below
+            // reported below
         }
         throw violation();
     }
@@ -164,7 +164,7 @@ final class Msgpack {
         return found;
     }
 
-    /** Nothing has more items than the frame has bytes. */
+    /** Checks a number of items: it cannot be larger than the number of bytes of the frame. */
     private int checked(int count) {
         if (count < 0 || count > input.limit()) {
             throw violation();

@@ -2,7 +2,10 @@ package liftlog.wire;
 
 import liftlog.records.Failure;
 
-/** Another node of the cluster answers this; {@code address} is null if there is none. */
+/**
+ * The node does not lead, and another node of the cluster answers the request. {@code address} is
+ * the address of that node; null if there is none.
+ */
 final class NotLeader extends Failure {
     private static final long serialVersionUID = 1L;
 

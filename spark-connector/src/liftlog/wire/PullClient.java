@@ -12,15 +12,16 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Requests to a daemon, on a connection that is opened again when it was lost. One thread.
+ * Sends requests to a daemon. A lost connection is replaced by a new one. Not thread-safe.
  *
- * <p>Of a cluster any node may be asked first: one that does not lead the stream names the leader.
+ * <p>In a cluster, the first request can go to any node. A node that does not lead the stream names
+ * the leader.
  */
 final class PullClient implements Closeable {
     private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
     private static final int MOST_KNOWN = 64;
 
-    /** How long a request waits for a daemon that went away. */
+    /** Time, in ms, for which a request waits for an unreachable daemon. */
     static final long READING_MS = 60_000;
 
     private final List<Address> known;
@@ -30,8 +31,8 @@ final class PullClient implements Closeable {
     private PullConnection connection;
 
     /**
-     * Connects; {@code patienceMs} is how long it tries while the daemon cannot be reached. Later
-     * requests wait for {@code READING_MS}: the daemon was there.
+     * Connects. If the daemon cannot be reached, retries for {@code patienceMs}. Later requests
+     * retry for {@code READING_MS}, because the daemon was reachable.
      */
     PullClient(ScanOptions options, long patienceMs) {
         this.known = new ArrayList<>(options.servers());
@@ -46,7 +47,7 @@ final class PullClient implements Closeable {
             try {
                 connection();
             } catch (Failure error) {
-                // The daemon may not have noticed yet that old connections are gone.
+                // The daemon may not have detected yet that old connections are closed.
                 if (!error.isRetriable() && !error.is(Failure.LIMIT_EXCEEDED)) {
                     throw error;
                 }
@@ -65,7 +66,7 @@ final class PullClient implements Closeable {
         return List.copyOf(known);
     }
 
-    /** Asks for the nodes of the cluster. An older daemon does not name them. */
+    /** Requests the nodes of the cluster. An older daemon does not report them. */
     void learn() {
         Map<String, Object> daemon = map(call("metadata", Map.of(), "daemon").map().get("d"));
         for (Object node : list(daemon.get("nodes"))) {
@@ -75,7 +76,7 @@ final class PullClient implements Closeable {
         }
     }
 
-    /** The open connection, or a new one. */
+    /** Returns the open connection, or opens a new one. */
     PullConnection connection() {
         if (connection == null) {
             connection = PullConnection.open(address, tls, credentials);
@@ -83,7 +84,7 @@ final class PullClient implements Closeable {
         return connection;
     }
 
-    /** What was asked there has failed: the next connection may be to another node. */
+    /** Closes the connection after a failed request. The next connection may be to another node. */
     void leave(Failure error) {
         drop();
         if (error instanceof NotLeader refused) {
@@ -106,7 +107,10 @@ final class PullClient implements Closeable {
         address = found;
     }
 
-    /** Whether the address can be used from now on. A job that asked for TLS never continues without. */
+    /**
+     * Returns true if the address can be used from now on. A job that uses TLS never continues
+     * without TLS.
+     */
     private boolean know(Address found) {
         if (known.contains(found)) {
             return true;
@@ -117,7 +121,7 @@ final class PullClient implements Closeable {
         return known.add(found);
     }
 
-    /** The connection was lost, or what it would answer next is not wanted. */
+    /** Closes the connection, because it was lost, or because its next answer is not needed. */
     void drop() {
         if (connection != null) {
             connection.close();
@@ -125,7 +129,7 @@ final class PullClient implements Closeable {
         }
     }
 
-    /** The answer to a request that can be repeated without harm. */
+    /** Sends a request that can be repeated without harm, and returns its answer. */
     PullConnection.Answer call(String kind, Map<String, Object> request, String answer) {
         Backoff backoff = new Backoff(READING_MS);
         while (true) {
@@ -140,7 +144,10 @@ final class PullClient implements Closeable {
         }
     }
 
-    /** The answer to a request that is repeated only if another node has refused it. */
+    /**
+     * Sends a request and returns its answer. The request is repeated only if another node has
+     * refused it.
+     */
     PullConnection.Answer callOnce(String kind, Map<String, Object> request, String answer) {
         Backoff backoff = new Backoff(READING_MS);
         while (true) {
@@ -159,7 +166,7 @@ final class PullClient implements Closeable {
         }
     }
 
-    /** The answer to a fetch of which only the head counts. */
+    /** Sends a fetch of which only the head of the answer is needed. */
     PullConnection.Answer look(Map<String, Object> fetch) {
         Backoff backoff = new Backoff(READING_MS);
         while (true) {
@@ -178,7 +185,7 @@ final class PullClient implements Closeable {
         }
     }
 
-    @SuppressWarnings("unchecked") // maps of frames have keys of text
+    @SuppressWarnings("unchecked") // maps of frames have text keys
     static Map<String, Object> map(Object value) {
         return value instanceof Map<?, ?> found ? (Map<String, Object>) found : Map.of();
     }

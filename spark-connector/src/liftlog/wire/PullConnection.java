@@ -17,18 +17,18 @@ import liftlog.scan.Address;
 import liftlog.scan.OutOfRange;
 
 /**
- * One connection to a daemon that is logged in: frames out and in, by one thread. At most one
- * request, a fetch, can be open while another one is answered.
+ * One connection to a daemon, after the login. One thread sends and receives its frames. While one
+ * request is answered, at most one other request, a fetch, can be open.
  */
 final class PullConnection implements Closeable {
     private static final int CONNECT_MS = 10_000;
-    private static final int READ_MS = 60_000; // above the longest wait of a fetch
+    private static final int READ_MS = 60_000; // longer than the longest wait of a fetch
     private static final int MOST_MAP = 16 << 20;
     private static final int MOST_BODY = 256 << 20;
     private static final int VERSION = 1;
     private static final String SOFTWARE = "liftlog-spark";
 
-    /** A frame; its body, of so many bytes, follows in the stream. */
+    /** A frame. Its body, of {@code bodyLength} bytes, follows in the stream. */
     record Answer(Map<String, Object> map, int bodyLength) {
         String text(String key) {
             return (String) map.get(key);
@@ -55,7 +55,10 @@ final class PullConnection implements Closeable {
         this.in = line.in();
     }
 
-    /** Connects and logs in. Throws Failure, CONNECTION_LOST if the daemon cannot be reached. */
+    /**
+     * Connects and logs in. Throws Failure; the name is CONNECTION_LOST if the daemon cannot be
+     * reached.
+     */
     static PullConnection open(Address address, SSLContext tls, Credentials credentials) {
         Dialing.Line line;
         try {
@@ -82,7 +85,7 @@ final class PullConnection implements Closeable {
         expect(send("auth", proof), "welcome");
     }
 
-    /** A request as a map; keys without a value are not sent. */
+    /** Makes the map of a request. Keys without a value are not sent. */
     static Map<String, Object> fields(Object... pairs) {
         Map<String, Object> found = new LinkedHashMap<>();
         for (int i = 0; i < pairs.length; i += 2) {
@@ -107,7 +110,10 @@ final class PullConnection implements Closeable {
         return lastId;
     }
 
-    /** The answer of that kind to a request, without a body; the answer to a fetch is kept. */
+    /**
+     * Returns the answer of this kind to a request, without a body. An answer to a fetch that
+     * arrives before it is kept.
+     */
     Answer expect(long id, String kind) {
         while (true) {
             Answer answer = readFrame();
@@ -121,7 +127,10 @@ final class PullConnection implements Closeable {
         }
     }
 
-    /** The head of the answer to a fetch; its body is to be read next. Throws what it failed with. */
+    /**
+     * Returns the head of the answer to a fetch. The caller must read its body next. Throws the
+     * error of the fetch.
+     */
     Answer expectData(long id) {
         while (true) {
             Answer answer = kept != null ? kept : readFrame();
@@ -133,11 +142,11 @@ final class PullConnection implements Closeable {
                 }
                 return checked(answer, "data");
             }
-            skipBody(answer); // of a fetch that was given up
+            skipBody(answer); // of a fetch that was cancelled
         }
     }
 
-    /** The body of that answer. */
+    /** Reads the body of this answer. */
     void readBody(byte[] into, int length) {
         if (keptBody != null) {
             System.arraycopy(keptBody, 0, into, 0, length);
@@ -235,7 +244,7 @@ final class PullConnection implements Closeable {
         try {
             line.ending().close();
         } catch (IOException error) {
-            // It is of no more use.
+            // An error of the close is ignored, because the connection is no longer used.
         }
     }
 }

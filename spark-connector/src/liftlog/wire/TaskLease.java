@@ -11,12 +11,15 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The share of one task in the lease of a read. The task renews it while it reads, and once more
- * after its last record; that renewal says that its part is done. If the lease has ended, the read
- * is still complete if nothing has happened that the lease prevents.
+ * The share of one task in the lease of a read. The task renews the lease while it reads, and once
+ * more after its last record; this renewal reports that its part is done. If the lease has ended
+ * early, the read is still complete if compaction and retention have not changed its range.
  */
 final class TaskLease {
-    /** A lease that no reader has renewed for longer may be ended for another one. */
+    /**
+     * Interval of the renewals. If a stream has no lease left, the daemon may end a lease that no
+     * reader has renewed for three times this interval.
+     */
     private static final long REPORT_NS = TimeUnit.SECONDS.toNanos(5);
 
     private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
@@ -42,7 +45,10 @@ final class TaskLease {
         }
     }
 
-    /** The part needs no more records: the daemon may end a lease that no other part uses. */
+    /**
+     * Reports that this part needs no more records. The daemon may end a lease that no other part
+     * uses.
+     */
     void stop() {
         if (isGone || !isBegun) {
             return;
@@ -57,7 +63,7 @@ final class TaskLease {
         }
     }
 
-    /** Throws LEASE_GONE. */
+    /** Renews the lease. Throws LEASE_GONE. */
     void renew(boolean isFinished) {
         renewAt = System.nanoTime() + Math.min(TimeUnit.SECONDS.toNanos(seconds) / 3, REPORT_NS);
         ScanRange.Guard guard = range.guard();
