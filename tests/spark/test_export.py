@@ -22,6 +22,7 @@ from support.daemons.processes import group_of
 from support.spark.exporting import ExportedStreams, Put, table
 from support.spark.session import patiently, spark_environment
 
+from liftlog.client import connect_sync
 from liftlog.errors import CorruptRange, StorageError
 from liftlog.server.vitals.child_processes import tied_to_parent
 from liftlog.spark.columns import schema_of
@@ -174,6 +175,11 @@ def test_an_append_of_many_tasks_and_its_errors(
     fill(streams, 0)
     export(spark, streams, lake, mode="append", partition_bytes=4096)
     assert [offset for offset, _, _ in table(lake)] == list(range(1, 401))
+    with connect_sync(f"tcp://{streams.server}") as client:
+        client.erase("in", [(5, 6), (300, 310)])
+    told = export(spark, streams, lake, partition_bytes=4096)
+    assert (told.erased_rows, told.table_rows) == (11, 389)
+    assert not {5, 300, 309} & {offset for offset, _, _ in table(lake)}
     streams.damage("in", 190)
     with pytest.raises(CorruptRange) as raised:
         export(spark, streams, lake + "2", mode="append", partition_bytes=4096)

@@ -272,7 +272,7 @@ def _preview(found: StreamInfo, wanted: Selected, erased: Erased) -> None:
     say(f"{plural(erased.count, 'record')} of {name} {where}")
     if erased.subjects:
         say(f"Subjects include: {', '.join(map(printable, erased.subjects))}")
-    note("Backups and exports that were made before still contain these records.")
+    note("Backups still contain these records, and exports until their next run.")
 
 
 def _why_none(found: StreamInfo, wanted: Selected) -> list[str]:

@@ -23,9 +23,9 @@ from liftlog.cli.lib.text import plural, printable, show_size
 )
 @click.option(
     "--keep-snapshots",
-    type=click.IntRange(min=2),
+    type=click.IntRange(min=1),
     metavar="N",
-    help="Keep the newest N snapshots, whatever their age; at least 2. Refused for Delta tables. "
+    help="Keep the newest N snapshots, whatever their age; at least 1. Refused for Delta tables. "
     "Default: 2.",
 )
 @click.option(

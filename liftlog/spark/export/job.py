@@ -135,6 +135,8 @@ class ExportJob:
             engine = _OnDemand(self._make_engine)
             plan = plan_under_lease(client, request, previous)
             self._erased = self._erasures(client, plan, previous)
+            if plan.is_empty and self._erased.concerns(previous):
+                plan = plan.because("records of the table were erased")
             held = RenewedLease(
                 self._connect,
                 request.stream,

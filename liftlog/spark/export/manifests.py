@@ -86,7 +86,7 @@ class ManifestTable:
         found = list(self._all())
         if not found:
             return []
-        newest, least = found[-1][0], max(keep_snapshots, LEAST_SNAPSHOTS)
+        newest, least = found[-1][0], max(keep_snapshots, 1)
         kept = [snapshot for _, snapshot in found[-least:]]
         gone = self._temporary(newest)
         for (number, snapshot), (_, following) in pairwise(found[: max(len(found) - least + 1, 0)]):

@@ -90,7 +90,7 @@ def vacuum(
     """Remove superseded snapshots, and files that stopped runs have left.
 
     A snapshot is removed when the next snapshot is `keep_seconds` old, unless it is among the
-    newest `keep_snapshots` snapshots (None: two). The newest two snapshots always stay. For a Delta
+    newest `keep_snapshots` snapshots (None: two). The newest snapshot always stays. For a Delta
     table `keep_snapshots` has no effect, and `keep_seconds` is rounded up to hours. Files of runs
     in progress are not removed. Raises StreamNotFound, InvalidArgument, CorruptMetadata,
     StorageError.

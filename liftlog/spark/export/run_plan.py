@@ -34,6 +34,14 @@ class RunPlan:
     def end_offset(self) -> int:
         return self.lease.high
 
+    @property
+    def is_empty(self) -> bool:
+        """True if the run reads no records."""
+        return self.beginning.from_offset >= self.end_offset
+
+    def because(self, reason: str) -> RunPlan:
+        return replace(self, beginning=replace(self.beginning, reason=reason))
+
     def ranges(self, client: SyncClient, target_bytes: int) -> list[ScanRange]:
         """Return the run's range of offsets in parts, one for each task. Each task renews the
         lease. Raises LiftlogError."""

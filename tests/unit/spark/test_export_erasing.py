@@ -65,6 +65,7 @@ def test_the_next_run_removes_the_rows(
         remove_bytes(streams)
     done = export(**kind)
     assert (done.committed, done.erased_rows, done.table_rows) == (True, 2, len(rows) - 2)
+    assert done.reason == newest(lake).reason == "records of the table were erased"
     assert table(lake) == [row for row in rows if row[0] not in (101, 102)]
     now = newest(lake)
     assert SECRET not in values_in(lake, now.files)

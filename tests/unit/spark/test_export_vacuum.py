@@ -63,6 +63,9 @@ def test_by_age_and_by_number(lake: str) -> None:
     assert all(Path(lake, file.path).exists() for file in old.all_files)
     vacuum(lake, keep_seconds=0, now_ns=_later(8))
     assert _manifests(lake) == [5, 6]
+    vacuum(lake, keep_seconds=0, keep_snapshots=1, now_ns=_later(8))
+    assert _manifests(lake) == [6]
+    assert len(os.listdir(f"{lake}/_runs")) == 1
     assert table(lake) == [(6, b"a", b"5")]
 
 
