@@ -87,8 +87,7 @@ class Broker:
         self.settings = settings
         self.server_id = secrets.token_hex(8)
         self.max_connections = settings.pull.max_connections
-        """Maximum number of connections to the pull socket. It is lower than the setting if the
-        process has too few file descriptors."""
+        """Limit of the pull socket. It is below the setting if file descriptors are scarce."""
         self.hosts: dict[str, StreamHost] = {}
         self.clock_guard = ClockGuard(clock, boot_id=current_boot_id())
         data_dir.environment.age_clock_ns = self.clock_guard.now_ns
