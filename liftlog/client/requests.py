@@ -18,7 +18,7 @@ from liftlog.client.reading.read_options import (
 )
 from liftlog.errors import InvalidArgument, ProtocolViolation, StreamUnavailable
 from liftlog.protocol.administration import (
-    MAX_ERASED_RANGES,
+    MAX_REQUESTED_RANGES,
     EraseRecords,
     RenewLease,
     TruncateStream,
@@ -26,11 +26,14 @@ from liftlog.protocol.administration import (
 )
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.described import StreamInfo
+from liftlog.protocol.limits import MAX_REQUEST_VALUES
 from liftlog.protocol.messages import CreateStream, Fetch, FetchHeader, Message
 
 DEFAULT_TTL_SECONDS = 60.0
 DEFAULT_STEP_BYTES = 4 * 1024 * 1024
 
+_OTHER_VALUES = 64
+"""Number of values of a frame that the other fields of a request can need."""
 _FIRST_LOOK_SECONDS = 0.05
 _LAST_LOOK_SECONDS = 1.0
 
@@ -80,11 +83,19 @@ def erase_request(
     borders = [border for pair in ranges for border in pair]
     if not all(isinstance(one, int) and one >= 0 for one in borders):
         raise InvalidArgument(f"{list(ranges)!r} are not ranges of offsets")
-    if len(ranges) > MAX_ERASED_RANGES:
+    if len(ranges) > MAX_REQUESTED_RANGES:
         raise InvalidArgument(
-            f"{len(ranges)} ranges are more than the {MAX_ERASED_RANGES} of one request"
+            f"{len(ranges)} ranges are more than the {MAX_REQUESTED_RANGES} of one request",
+            hint="divide them among several requests",
         )
     fields = {} if filter is None else filter.fields()
+    values = len(borders) + sum([len(one) for one in fields.values() if isinstance(one, list)])
+    if values > MAX_REQUEST_VALUES - _OTHER_VALUES:
+        raise InvalidArgument(
+            f"{values} borders of ranges and filter values are more than the "
+            f"{MAX_REQUEST_VALUES - _OTHER_VALUES} of one request",
+            hint="divide them among several requests",
+        )
     for name_of, time in (("since", since), ("until", until)):
         if time is None:
             continue

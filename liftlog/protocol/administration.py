@@ -23,6 +23,8 @@ from liftlog.protocol.wire import wire as key
 _MAX_LEASES = 1000
 MAX_EXTENTS = 4096
 MAX_ERASED_RANGES = 4096
+MAX_REQUESTED_RANGES = 1000
+"""Maximum number of ranges in a request: their borders must fit into `MAX_REQUEST_VALUES`."""
 MAX_SHOWN_SUBJECTS = 8
 MAX_ERASURES = 1000
 MAX_ERASED_PARTS = 4096
@@ -93,7 +95,7 @@ class EraseRecords(Message):
 
     KIND: ClassVar[str] = "erase"
     stream: str = key("s", NAME)
-    borders: list[int] = key("o", array_of(uint(), 2 * MAX_ERASED_RANGES), default_factory=list)
+    borders: list[int] = key("o", array_of(uint(), 2 * MAX_REQUESTED_RANGES), default_factory=list)
     reason: str = key("r", LABEL, default="")
     dry_run: bool = key("d", BOOL, default=False)
     incarnation: str | None = key("x", LABEL, default=None)

@@ -44,7 +44,7 @@ class SyncErasureCalls(SyncConsumerCalls):
     ) -> Erased:
         """Erase the records in some ranges of offsets, each [first, next), that match `filter` and
         have timestamps at or after `since` and before `until`. Without `ranges`, all offsets count.
-        At least one of the arguments must be given.
+        At least one of the arguments must be given. One call takes at most 1,000 ranges.
 
         The erasure is durable on return. No read that begins afterwards shows one of the records.
         The bytes of the records stay in the files of the daemon until it rewrites their segments.

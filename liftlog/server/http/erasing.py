@@ -8,7 +8,7 @@ from typing import Any
 
 from liftlog.errors import InvalidArgument
 from liftlog.protocol.administration import (
-    MAX_ERASED_RANGES,
+    MAX_REQUESTED_RANGES,
     Erased,
     EraseRecords,
     ErasuresAnswer,
@@ -70,7 +70,7 @@ def _borders(found: dict[str, Any]) -> list[int]:
     """Return the borders of the ranges. An offset stands for itself, a pair for a range with both
     its ends."""
     borders: list[int] = []
-    for one in _list(found, "offsets", MAX_ERASED_RANGES) or ():
+    for one in _list(found, "offsets", MAX_REQUESTED_RANGES) or ():
         pair = one if isinstance(one, list) and len(one) == 2 else [one, one]
         if not all(type(at) is int and 0 <= at < 2**63 - 1 for at in pair) or pair[0] > pair[1]:
             raise InvalidArgument("'offsets': expected offsets, or pairs [first, last]")

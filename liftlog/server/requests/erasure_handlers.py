@@ -58,7 +58,8 @@ async def _offsets(caller: Caller, message: ListErasedOffsets) -> Message:
 
 @handles(RemoveErased, "erase", at=At.LEADER)
 async def _remove(caller: Caller, message: RemoveErased) -> Message:
-    await caller.broker.erasing.remove(message.stream, message.erasure_id)
+    only = _only_own(caller, message.stream)
+    await caller.broker.erasing.remove(message.stream, message.erasure_id, only)
     return Done()
 
 

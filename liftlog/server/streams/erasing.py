@@ -245,12 +245,13 @@ class Erasing:
             list_erasures, host.log, host.settings, erasure_id, self._now_ns(), progress, principal
         )
 
-    async def remove(self, name: str, erasure_id: str = "") -> None:
+    async def remove(self, name: str, erasure_id: str = "", principal: str | None = None) -> None:
         """Let the cleaner remove the bytes of the records of one erasure at once, or of all erased
-        records. Does not wait for that. Raises the errors of `erasures`."""
+        records; with `principal`, only those that it has erased. Does not wait for that. Raises the
+        errors of `erasures`."""
         host = self._administration.changeable(name)
         remover = self._remover()
-        ids, offsets = await asyncio.to_thread(to_remove, host.log, erasure_id)
+        ids, offsets = await asyncio.to_thread(to_remove, host.log, erasure_id, principal)
         if ids:
             await host.exclusively(
                 lambda: note_removal(host.log, ids), reserve=self._hosted.reserve

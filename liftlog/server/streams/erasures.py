@@ -103,16 +103,19 @@ def _offsets_of(one: Erasure) -> ErasedSet:
     return ErasedSet.from_plain(one.offsets) if one.offsets else ErasedSet.of_ranges(one.ranges)
 
 
-def to_remove(log: Log, erasure_id: str) -> tuple[list[str], ErasedSet]:
+def to_remove(
+    log: Log, erasure_id: str, principal: str | None = None
+) -> tuple[list[str], ErasedSet]:
     """Return the erased records of an erasure, or of all, whose bytes are still there, and the ids
-    of those erasures for which `note_removal` is to be called. Raises InvalidArgument,
-    StorageError."""
-    listed, erased = _listed(log, erasure_id), log.view.erased
+    of those erasures for which `note_removal` is to be called; with `principal`, only of its own
+    erasures. Raises InvalidArgument, StorageError."""
+    listed, erased = _listed(log, erasure_id, principal), log.view.erased
     if erased is None:
         return [], ErasedSet({})
     found = [(one, offsets) for one in listed if (offsets := _offsets_of(one) & erased)]
     ids = [one.erasure_id for one, _ in found if not one.now]
-    return ids, ErasedSet.of_all([some for _, some in found]) if erasure_id else erased
+    is_all = not erasure_id and principal is None
+    return ids, erased if is_all else ErasedSet.of_all([some for _, some in found])
 
 
 def note_removal(log: Log, erasure_ids: list[str]) -> None:

@@ -213,6 +213,23 @@ async def test_a_removal_goes_on_after_a_start(cleaning: Cleaning) -> None:
         await asyncio.wait({running})
 
 
+async def test_a_principal_of_some_subjects_removes_its_own_erasures_only(
+    cleaning: Cleaning,
+) -> None:
+    log, erasing = host_of(cleaning).log, cleaning.running.broker.erasing
+    other = await erase(cleaning, (3, 5), now=False)
+    offsets = ErasedSet.of_ranges([(40, 42)])
+    one = Erasure("own", 1, "me", "", 2, ((40, 42),), offsets=offsets.to_plain(), done=True)
+    append_erasure(log.environment.fs, log.directory, one)
+    log.structure.erase(offsets)
+    with pytest.raises(InvalidArgument, match="no erasure"):
+        await erasing.remove("s", other, "me")
+    await erasing.remove("s", "", "me")
+    await cleaning.round()
+    assert log.view.erased is not None
+    assert log.view.erased.offsets_in(0, 100).tolist() == [3, 4]
+
+
 async def test_the_bytes_of_earlier_erasures_can_be_removed(cleaning: Cleaning) -> None:
     log, erasing = host_of(cleaning).log, cleaning.running.broker.erasing
     first, second = [await erase(cleaning, (at, at + 2), now=False) for at in (3, 40)]

@@ -126,6 +126,20 @@ async def test_what_matches_all_filters_is_erased(
     assert b"s.b" not in raw
 
 
+async def test_as_many_ranges_and_filters_as_a_request_takes(
+    client: Client, running: Running
+) -> None:
+    single = [(2 * one, 2 * one + 1) for one in range(1000)]
+    assert (await client.erase("s", single, dry_run=True)).count == COUNT // 2
+    keys = Filter(key=[b"k%d" % one for one in range(240)])
+    assert (await client.erase("s", single, filter=keys, dry_run=True)).count == COUNT // 2
+    with pytest.raises(InvalidArgument, match="1001 ranges are more than the 1000 of one request"):
+        await client.erase("s", [*single, (5000, 5001)])
+    with pytest.raises(InvalidArgument, match="of one request"):
+        await client.erase("s", single, filter=Filter(key=[b"%d" % one for one in range(241)]))
+    assert hidden(running) == []
+
+
 def _single(offsets: list[int]) -> list[tuple[int, int]]:
     return [(one, one + 1) for one in offsets]
 
