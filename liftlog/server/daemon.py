@@ -72,13 +72,13 @@ def run(
     believe_clock: bool = False,
     load_again: Callable[[], Settings] | None = None,
 ) -> int:
-    """Run the daemon until SIGTERM or SIGINT; returns the exit code. `load_again` reads the
-    settings again from their source, so that SIGHUP can report which changes need a restart.
+    """Run the daemon until SIGTERM or SIGINT. Returns the exit code. `load_again` reads the
+    settings again from their source, so that SIGHUP can report the changes that need a restart.
 
-    Raises LiftlogError when it cannot start: ConfigError, DataDirLocked, StorageError.
+    If the daemon cannot start, raises a LiftlogError: ConfigError, DataDirLocked, StorageError.
     """
-    # A writer thread that returns from a sync must not wait for the interpreter for Python's
-    # default of 5 ms.
+    # A writer thread that returns from a sync must not wait for the interpreter for 5 ms, which is
+    # Python's default.
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     manager = ServiceManager.from_environment(os.environ)
     with (
@@ -92,12 +92,12 @@ def run(
             was_displaced = daemon.is_displaced
             if not was_displaced or daemon.was_told_to_stop:
                 return code
-            gc.unfreeze()  # frees the objects of the daemon that has ended
+            gc.unfreeze()  # frees the objects of the run that has ended
 
 
 class Daemon:
-    """One run of the daemon, from its start to its end. If a run is displaced, the process starts
-    another run."""
+    """One run of the daemon, from its start to its end. If another process displaces a run, this
+    process starts another run."""
 
     def __init__(
         self,
@@ -107,8 +107,8 @@ class Daemon:
         manager: ServiceManager,
         was_displaced: bool = False,
     ) -> None:
-        """`was_displaced` means that the previous run ended because another process became the same
-        node of the cluster."""
+        """If `was_displaced` is true, the previous run ended because another process became the
+        same node of the cluster."""
         self.settings = settings
         self.is_displaced = False
         """True if this run has ended because another process runs as this node."""
@@ -192,7 +192,7 @@ class Daemon:
             health, http = self._new_health(broker, link, pull, cleaner)
             stack.push_async_callback(http.close)
             if self.settings.http.listen is not None:
-                # Opening the streams may take minutes. Until they are open the daemon is alive, but
+                # Opening the streams may take minutes. During this time the daemon is alive, but
                 # not ready.
                 await http.bind(self.settings.http.listen)
             self._manager.status("recovering the streams")
@@ -275,7 +275,7 @@ class Daemon:
     async def _join_cluster(
         self, stack: contextlib.AsyncExitStack, broker: Broker
     ) -> ClusterNode | None:
-        """Join the cluster; returns None if the settings have no section `cluster`. A request to
+        """Join the cluster. Returns None if the settings have no section `cluster`. A request to
         stop the daemon ends the attempt, because the metadata store may be unreachable for a long
         time."""
         if self.settings.cluster is None:
@@ -347,7 +347,7 @@ class Daemon:
         health: Health,
         servers: list[str],
     ) -> None:
-        """Serve the JetStream API, or without it the consumers with acks alone."""
+        """Serve the JetStream API. If it is not configured, serve only the consumers with acks."""
         if self.settings.nats.jetstream_api:
             make_api = await import_jetstream_api()
             seam = choose_seam(self.settings.nats.seam)
@@ -433,8 +433,8 @@ class Daemon:
         return [url]
 
     async def _announce(self, reserve: DiskReserve, pull: list[str], http: str | None) -> None:
-        """Write the addresses to the log, and to a file for programs that started the daemon with
-        port 0. On a full disk, the file takes its space from the reserve."""
+        """Write the addresses to the log. Also write them to a file, for programs that started the
+        daemon with port 0. If the disk is full, the file uses the space of the reserve."""
         try:
             self._write_addresses(pull, http)
         except DiskFull:
@@ -451,8 +451,8 @@ class Daemon:
             temporary.replace(path)
 
     async def _open_checkpoints(self, broker: Broker) -> None:
-        """Open the stream of checkpoints. If this fails, streams are recorded and read without
-        checkpoints."""
+        """Open the stream of checkpoints. If this fails, the daemon still stores and serves
+        streams, but without checkpoints."""
         try:
             broker.serve_checkpoints(await open_checkpoints(broker, broker.now_ns))
         except LiftlogError as error:
@@ -461,8 +461,8 @@ class Daemon:
     # --- the end ---
 
     async def _drain(self, broker: Broker, pull: PullServer, health: Health) -> int:
-        """Stop the intake, commit, ack and close; returns the exit code. The exit stack closes
-        everything else, in its order."""
+        """Stop the intake, commit, ack and close. Returns the exit code. The exit stack closes all
+        other parts, in its order."""
         code = _EXIT_OK
         try:
             async with asyncio.timeout(self.settings.drain_timeout_seconds):
@@ -471,7 +471,7 @@ class Daemon:
             logger.error("drain-timed-out seconds=%s", self.settings.drain_timeout_seconds)  # noqa: TRY400
             code = _EXIT_NOT_DRAINED
         if health.jetstream_api is not None:
-            await health.jetstream_api.close()  # its consumers read with threads of `pull`
+            await health.jetstream_api.close()  # the API's consumers read with threads of `pull`
         await pull.close(0.5)
         with contextlib.suppress(OSError):
             (self._data_dir.path / ADDRESSES_NAME).unlink()
@@ -481,10 +481,10 @@ class Daemon:
 
 
 def _calm_garbage_collector() -> None:
-    """Prevent garbage collections during commits. Objects that exist now stay until the end, and
-    messages create no reference cycles. So a collection after every 700 new objects would only scan
-    the same heap again and again. Nothing is collected at the start: that takes a tenth of the
-    start, and finds little."""
+    """Prevent garbage collections during commits. The objects that exist now stay until the end,
+    and messages create no reference cycles. So a collection after every 700 new objects would only
+    scan the same heap again and again. No collection runs here: it would take a tenth of the start,
+    and find little."""
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
 

@@ -54,8 +54,8 @@ def sources_of(
 
 
 def make_http_server(settings: Settings, sources: Sources) -> HttpServer:
-    """Return the HTTP server. The server does not listen yet, and belongs to the running event
-    loop. The gate of the pull server checks its requests."""
+    """Return the HTTP server. It does not listen yet. It belongs to the running event loop. The
+    gate of the pull server checks its requests."""
     http = settings.http
     mounted: list[Mounted] = []
     hosts = HostNames(http.allowed_hosts)

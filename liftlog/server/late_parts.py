@@ -1,7 +1,8 @@
 """Imports and starts the parts of the daemon that publishers do not wait for.
 
-aiohttp, the web page and the metrics are a quarter of the daemon's imports, the JetStream API is a
-twentieth. These parts are imported in a thread, after the daemon has subscribed to NATS.
+aiohttp, the web page and the metrics take a quarter of the time of the daemon's imports, and the
+JetStream API takes a twentieth. These parts are imported in a thread, after the daemon has
+subscribed to NATS.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from liftlog.server.jetstream_api.service import JetStreamApi
 
 LATEST_SECONDS = 1.0
-"""Time after which the parts are imported in any case. NATS may be down, or the streams may take
-minutes to open, and the daemon has to answer probes all the same."""
+"""Maximum time, in seconds, until these parts are imported. The time is limited because NATS may be
+down, or the streams may take minutes to open, and the daemon must still answer probes."""
 
 
 class LateHttp:
@@ -30,8 +31,8 @@ class LateHttp:
     process uses the port. The server is created later."""
 
     def __init__(self, make: Callable[[], HttpServer]) -> None:
-        """`make` creates the server. `make` may import the server's modules, which are loaded
-        before the call."""
+        """`make` creates the server. It may import the server's modules. They are loaded before the
+        call."""
         self._make = make
         self._port: HttpPort | None = None
         self._server: HttpServer | None = None
@@ -44,7 +45,7 @@ class LateHttp:
         self._starting = asyncio.create_task(self._start(self._port), name="http-start")
 
     async def serve(self) -> str | None:
-        """Serve now. Returns the address of the port, or None without an address. Raises the error
+        """Serve now. Returns the address of the port; None if there is no address. Raises the error
         of the import or of the server."""
         self._wanted.set()
         if self._port is None or self._starting is None:
@@ -86,7 +87,8 @@ async def wait_for_nats(link: NatsLink) -> None:
 
 
 def import_http() -> None:
-    with system_certificates_unread():  # only aiohttp's client needs them, not its server
+    # Only aiohttp's client needs the certificates, not its server.
+    with system_certificates_unread():
         import liftlog.server.http_port  # noqa: F401
     give_nats_aiohttp()
 

@@ -1,9 +1,9 @@
 """Logs logins, refusals, and operations that change something, as events of the logger
 `liftlog.audit`.
 
-The lines of each principal have a rate limit; all clients without a principal share one limit. If
-lines are left out, the next line gives their number. Text from a client is escaped and shortened.
-No part of a token or a key is logged.
+Each principal has a rate limit for its lines. All clients without a principal share one limit. If
+lines are left out, the next line contains their number. Text from a client is escaped and
+shortened. No part of a token or a key is logged.
 """
 
 from __future__ import annotations

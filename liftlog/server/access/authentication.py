@@ -1,8 +1,9 @@
-"""Identifies a client by token, nkey, TLS certificate or Unix user, as the policy says.
+"""Identifies a client by token, nkey, TLS certificate or Unix user, as the policy requires.
 
-Cheap checks come first: they refuse a client that has guessed too often, and refuse clients while
-too many checks are running. Checks of tokens are slow, so they take turns. The places that clients
-come from take turns, and within a place the principals that clients claim to be.
+Cheap checks come first. They refuse a client that has guessed too often, and they refuse clients
+while too many checks are running. Checks of tokens are slow, so they take turns. The places from
+which clients connect take turns. Within a place, the principals that clients claim to be take
+turns.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from liftlog.server.access.guessing import Bounded, GuessLimiter
 from liftlog.server.access.origins import Origin
 
 _MAX_OF_PLACE = 4
-"""Number of checks that may always wait for one place, even if many wait for other places."""
+"""Number of checks that may always wait for one place, even if many checks wait for other
+places."""
 _MAX_NAME_CHARACTERS = 64
 _MAX_VERIFIED = 1024
 
@@ -50,8 +52,8 @@ class Authenticator:
     """Identifies clients. Belongs to one event loop. Its methods raise Unauthenticated and
     LimitExceeded.
 
-    `checkers` is called with the place and the name of a client, and returns the threads that check
-    its token. The caller that passes `checkers` also closes the threads.
+    `checkers` is called with the place and the name of a client. It returns the threads that check
+    the client's token. The caller that passes `checkers` must also close the threads.
     """
 
     def __init__(
@@ -136,9 +138,9 @@ class Authenticator:
         return Identity(principal, TOKEN, policy.credential(principal, TOKEN))
 
     def recognized(self, policy: Policy, token: str) -> str | None:
-        """Return the principal of a token that was checked before; None for a token that was not
-        checked. The caller must still call `identify_bearer` for the request, because this method
-        neither counts guesses nor writes to the audit log."""
+        """Return the principal of a token that was checked before; None for any other token. The
+        caller must still call `identify_bearer` for the request, because this method neither counts
+        guesses nor writes to the audit log."""
         known = self._verified.get(self._key(token))
         return known.principal if known is not None and known.holds_in(policy) else None
 
@@ -152,15 +154,15 @@ class Authenticator:
         key = self._key(token)
         check = self._checks.get((policy, key))
         if check is not None:
-            # Many clients with one token may connect at once. They share one check, which counts as
-            # one guess. If the check has ended and is still listed, the await returns at once.
+            # Many clients with one token may connect at once. They share one check, and it counts
+            # as one guess. If the check has ended but is still listed, the await returns at once.
             principal = await asyncio.shield(check)
             if principal is None:
                 raise Unauthenticated("the token is not valid")
             return principal
         known = self.recognized(policy, token)
         if known is not None:
-            # This happens for each HTTP request, and when many clients reconnect at once.
+            # This path runs for each HTTP request, and when many clients reconnect at once.
             self._begin(place, name)
             self.guesses.succeeded(place, name)
             return known

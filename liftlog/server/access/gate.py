@@ -24,7 +24,7 @@ PRIVILEGED = frozenset({"create", "delete", "admin", "erase"})
 
 
 class Gate:
-    """Authorizes requests. `policy` None means that no ACL is configured: everyone is anonymous and
+    """Authorizes requests. If `policy` is None, no ACL is configured: all clients are anonymous and
     may do everything.
 
     One gate serves the pull port and the HTTP port. It belongs to the event loop, and a reload of
@@ -54,13 +54,13 @@ class Gate:
         peer: str = "",
         subjects: Sequence[str] = (),
     ) -> None:
-        """Check a request. Raises InvalidArgument for a bad name, then Forbidden, before anything
-        is looked up.
+        """Check a request. Raises InvalidArgument for a bad name, then Forbidden. Both checks come
+        before any look-up.
 
-        `subjects` are the subjects of a stream to be created; the policy must allow each of them.
+        `subjects` are the subjects of a stream to be created. The policy must allow each of them.
         The audit log names `peer`.
 
-        The operation `read` covers the stream itself: its description, offsets, leases,
+        The operation `read` permits access to the stream itself: its description, offsets, leases,
         checkpoints. Code that returns records must also call `readable_subjects`.
         """
         if operation == "read":
@@ -92,7 +92,8 @@ class Gate:
             raise _forbidden(principal, "work", stream, decision.explanation)
 
     def may_work(self, principal: str, stream: str, consumer: str) -> bool:
-        """Like `authorize_work`, without a line in the audit log."""
+        """Return the result of `authorize_work` as True or False, without a line in the audit
+        log."""
         if self.policy is None:
             return True
         return self._decide_work(self.policy, principal, stream, consumer).allowed
@@ -144,8 +145,8 @@ class Gate:
         return Forbidden(f"records of {stream!r} may not be sent there", hint=why)
 
     def may(self, principal: str | None, operation: Operation, stream: str) -> bool:
-        """Return True if the operation is allowed. Used for answers that show only what the
-        principal may see."""
+        """Return True if the operation is allowed. Used for answers that show only the data that
+        the principal may see."""
         if self.policy is None:
             return True
         if operation == "read":

@@ -1,13 +1,13 @@
 """Limits the number of wrong tokens of a client. Checked before any expensive work.
 
-There are three limits, each a bucket that fills up again with time:
+There are three limits. Each limit is a bucket that fills up again with time:
 
     place and principal   against guesses and wrong configurations; no other client is affected
     place                 against one client that tries many names
     principal             against guesses for one principal from many places
 
 After a principal has logged in from a place, only the first limit applies to this principal at this
-place. Otherwise an attacker could use the other two limits to lock out clients that have the right
+place. Otherwise an attacker could use the other two limits to lock out clients that have a valid
 token.
 """
 
@@ -25,7 +25,7 @@ MAX_KEPT = 4096
 
 
 class Rate(NamedTuple):
-    """A rate limit: `burst` at once, then `per_second`."""
+    """A rate limit: `burst` events at once, then `per_second`."""
 
     burst: float
     per_second: float
@@ -37,7 +37,7 @@ PRINCIPAL = Rate(200, 2)
 
 
 class Bounded(OrderedDict[Key, Kept], Generic[Key, Kept]):
-    """A dictionary that drops its least recently used entries beyond a bound."""
+    """A dictionary that drops its least recently used entries when it exceeds a maximum size."""
 
     def keep(self, key: Key, value: Kept, bound: int) -> None:
         self[key] = value
@@ -98,7 +98,7 @@ class GuessLimiter:
         return True
 
     def succeeded(self, place: str, principal: str) -> None:
-        """Note that the token was right, so that the attempt does not count."""
+        """Note that the token was valid, so that the attempt does not count."""
         pair = (place, principal)
         self._change(pair, 1)
         self._known.keep(pair, None, self._max_kept)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 _HTTP = "http:"
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _IPV6_PREFIX = 64
-"""Bits of an IPv6 address that one customer of a provider cannot choose."""
+"""Number of bits of an IPv6 address that a customer of a provider cannot choose."""
 _LOOPBACK = "loopback"
-"""The common place of all loopback addresses. Loopback addresses count as one place, because a
-program can choose any of these addresses."""
+"""The common place of all loopback addresses. They count as one place, because a program can choose
+any of these addresses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from liftlog.names import check_consumer_name, check_stream_name
 OFFSETS_STREAM = "_offsets"
 
 VERSION = 1
-_SEPARATOR = "/"  # names of consumers and of streams may not contain it
+_SEPARATOR = "/"  # the names of consumers and streams may not contain it
 _MAX_EPOCH = 2**32 - 1
 _MAX_OFFSET = 2**63 - 1
 
@@ -48,7 +48,7 @@ class Stored(NamedTuple):
 
 
 class Bounds(Protocol):
-    """The limits of a stream, from its log. They decide whether a checkpoint is valid."""
+    """The limits of a stream, from its log. They determine whether a checkpoint is valid."""
 
     @property
     def incarnation(self) -> str: ...
@@ -93,7 +93,7 @@ def encode_key(key: CheckpointKey) -> bytes:
 
 
 def decode_key(raw: bytes | None) -> CheckpointKey:
-    """Decode a key. Raises CorruptBatch if the key is not that of a checkpoint."""
+    """Decode a key. Raises CorruptBatch if the key does not belong to a checkpoint."""
     try:
         consumer, stream = (raw or b"").decode("ascii").split(_SEPARATOR)
         check_consumer_name(consumer)
@@ -117,7 +117,7 @@ def encode_value(stored: Stored) -> bytes:
 
 _quoted = (
     json.encoder.encode_basestring_ascii
-)  # 4 times faster than building a dict and encoding it
+)  # this takes a quarter of the time of building a dict and encoding it
 
 
 def decode_value(raw: bytes) -> Stored:
@@ -156,10 +156,10 @@ def why_not_readable(
     log: Bounds, stream: str, offset: int, incarnation: str, epoch: int
 ) -> LiftlogError | None:
     """Return the error that a reader gets at `offset` if it has read `incarnation` and `epoch`
-    before; None if it can continue.
+    before. Return None if the reader can continue.
 
-    An offset below the log start is an error, because records that the reader has not seen are
-    gone.
+    An offset below the log start is an error, because records that the reader has not seen no
+    longer exist.
     """
     error = why_not_storable(log, stream, offset, incarnation, epoch)
     if error is None and offset < log.log_start_offset:
@@ -181,8 +181,8 @@ def readable_offsets(log: Bounds, incarnation: str, epoch: int) -> range:
 def why_not_storable(
     log: Bounds, stream: str, offset: int, incarnation: str | None, epoch: int | None
 ) -> LiftlogError | None:
-    """Return the error for a commit of `offset`; None if a consumer can have read the stream up to
-    `offset`. An `incarnation` or `epoch` of None stands for the current value."""
+    """Return the error for a commit of `offset`. Return None if a consumer can have read the stream
+    up to `offset`. An `incarnation` or `epoch` of None stands for the current value."""
     if offset < 1:
         return InvalidArgument("a checkpoint is the offset to read next, which is at least 1")
     if incarnation not in (None, log.incarnation):

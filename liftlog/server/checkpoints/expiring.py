@@ -18,8 +18,8 @@ logger = logging.getLogger("liftlog.server.checkpoints")
 _EXPIRED_AT_ONCE = 1000
 
 FirstSince = Callable[[str, int], Awaitable[tuple[str, int] | None]]
-"""A function that returns the incarnation of a stream and the offset of its first record at or
-after a time; None if these are not known."""
+"""Function that returns the incarnation of a stream, and the offset of its first record at or after
+a time. Returns None if these are not known."""
 
 
 async def expire(
@@ -29,16 +29,17 @@ async def expire(
     *,
     elsewhere: FirstSince | None = None,
 ) -> int:
-    """Delete checkpoints that were committed before `before_ns` although there have been records to
-    read since. Returns the number of deleted checkpoints.
+    """Delete checkpoints that were committed before `before_ns` although there were records to read
+    after that. Returns the number of deleted checkpoints.
 
     A consumer of a quiet stream has nothing to commit, so it does not count as gone. Groups without
-    members expire in the same way. For a checkpoint of a stream that was deleted or recreated, only
-    its age counts. `elsewhere` is called for streams that have no copy on this node.
+    members expire in the same way. If the stream of a checkpoint was deleted or recreated, only the
+    age of the checkpoint counts. `elsewhere` is called for streams that have no copy on this node.
     """
     table = checkpoints.table
     unread_since = partial(_unread_since, find_stream, elsewhere, before_ns=before_ns)
-    # The age of an uncertain checkpoint is unreliable, because a newer one may have been lost.
+    # The age of an uncertain checkpoint is unreliable, because a newer checkpoint may have been
+    # lost.
     old = [
         (key, stored)
         for key, stored in table.items()
@@ -66,7 +67,8 @@ async def restamp_ahead(checkpoints: Checkpoints, ahead_ns: int) -> int:
     """Store checkpoints, and groups without members, again with the present time if their times are
     after `ahead_ns`. Returns their number.
 
-    Such times come from a clock that was ahead, and would make the checkpoints expire too late.
+    Such times come from a clock that was ahead. With these times, the checkpoints would expire too
+    late.
     """
     table = checkpoints.table
     ahead = [
@@ -98,7 +100,7 @@ async def _unread_since(
         return log.incarnation, await asyncio.to_thread(log.offset_for_timestamp, before_ns)
     except StreamNotFound:
         return "", 0
-    except NotLeader:  # only other nodes have a copy and its timestamps
+    except NotLeader:  # only other nodes have a copy, and so the timestamps
         return None if elsewhere is None else await elsewhere(name, before_ns)
     except LiftlogError as error:
         logger.warning("checkpoints-not-expired stream=%s error=%s", name, error)
@@ -110,7 +112,7 @@ async def _done(key: CheckpointKey, change: Coroutine[Any, Any, None]) -> bool:
     try:
         await change
     except CheckpointMoved:
-        return False  # the consumer is back
+        return False  # the consumer has committed again
     except LiftlogError as error:
         logger.warning("checkpoint-not-expired consumer=%s stream=%s error=%s", *key, error)
         return False

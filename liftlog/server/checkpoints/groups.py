@@ -1,4 +1,5 @@
-"""The consumer groups of the daemon: `liftlog.groups` decides, this module stores and waits.
+"""The consumer groups of the daemon. `liftlog.groups` decides; this module stores the decisions and
+waits.
 
 Groups are records of `_offsets`, like checkpoints. The node that has the table of checkpoints also
 decides about groups. Belongs to the event loop.
@@ -40,12 +41,13 @@ logger = logging.getLogger("liftlog.server.checkpoints")
 
 
 _PAGE_WEIGHT = 8192
-"""Maximum number of slots and members in the groups of one page, because collecting such a page
-blocks the event loop for some milliseconds."""
+"""Maximum number of slots and members in the groups of one page. Collecting such a page blocks the
+event loop for some milliseconds."""
 
 
 class Progress(NamedTuple):
-    """A group, and the lag of each of its slots; `lags` is None if the stream is not known here."""
+    """A group, and the lag of each of its slots. `lags` is None if this node does not know the
+    stream."""
 
     state: GroupState
     lags: list[int] | None
@@ -91,10 +93,12 @@ class Groups:
         """Queue a request. `told` is called later, never within this call.
 
         Raises InvalidArgument, StreamNotFound, StreamUnavailable and LimitExceeded. A commit or a
-        seek to an offset that the stream never had raises OffsetOutOfRange; a commit can also raise
-        StaleIncarnation and Diverged. The error that `told` receives may be GroupFenced, Conflict,
-        StaleIncarnation, LimitExceeded, DiskFull, StreamUnavailable and ShuttingDown; for a new
-        group also InvalidArgument and OffsetOutOfRange.
+        seek to an offset that the stream never had raises OffsetOutOfRange. A commit can also raise
+        StaleIncarnation and Diverged.
+
+        `told` may receive GroupFenced, Conflict, StaleIncarnation, LimitExceeded, DiskFull,
+        StreamUnavailable and ShuttingDown. For a new group, it may also receive InvalidArgument and
+        OffsetOutOfRange.
         """
         if self._closed is not None:
             raise self._closed
@@ -104,11 +108,12 @@ class Groups:
             self._ask_newer(asked, told)
             return
         self._coordinator.ask(self._checked(asked), told, time.monotonic())
-        self._go_on()  # not at once: other requests of this turn of the loop join the flight
+        # Not at once, so that other requests of this turn of the loop join the flight.
+        self._go_on()
 
     def _ask_newer(self, asked: Asked, told: Told) -> None:
-        """Refuse every request for a group in a form that only a newer version can read, except the
-        deletion by an operator. Raises StreamUnavailable."""
+        """Refuse every request for a group whose form only a newer version can read. An operator
+        may delete such a group. Raises StreamUnavailable."""
         group, stream = asked.key
         if not isinstance(asked, Remove):
             raise refusal(f"group {group} of stream {stream}")
@@ -165,8 +170,8 @@ class Groups:
         """Delete groups that have had no members since `before_ns` although there were records to
         read.
 
-        Returns the number of deleted groups. See `expiring.expire`; `unread_since` returns
-        incarnation and offset.
+        Returns the number of deleted groups. See `expiring.expire`. `unread_since` returns the
+        incarnation and the offset.
         """
         count = 0
         known: dict[str, tuple[str, int] | None] = {}
@@ -178,7 +183,7 @@ class Groups:
                 known[stream] = await unread_since(stream)
             found = known[stream]
             if found is None:
-                continue  # the stream cannot be read here
+                continue  # this node cannot read the stream
             incarnation, offset = found
             is_other = state.incarnation != incarnation if state.incarnation else not incarnation
             if not is_other and min(state.offsets) >= offset:
@@ -194,8 +199,8 @@ class Groups:
         return count
 
     async def restamp_ahead(self, ahead_ns: int) -> int:
-        """Store the groups without members with times after `ahead_ns` again, with the present
-        time. Returns their number."""
+        """Store the groups without members again with the present time if their times are after
+        `ahead_ns`. Returns their number."""
         count = 0
         for key, state in list(self._coordinator.groups.items()):
             if state.members or state.time_ns <= ahead_ns:
@@ -239,10 +244,10 @@ class Groups:
     def _landed(self, flight: Flight, error: LiftlogError | None) -> None:
         self._in_flight = False
         if self._closed is not None:
-            # It may have been stored or not: the next coordinator reads the result.
+            # The flight may or may not have been stored. The next coordinator reads the result.
             error = self._closed
         if isinstance(error, RequestTimeout):
-            # The next leader may still store the flight, and a repeated request changes nothing.
+            # The next leader may still store the flight. Repeating a request changes nothing.
             error = NotReady(error.message, hint="try again: storing it twice changes nothing")
         self._coordinator.landed(flight, error, time.monotonic())
         if self._coordinator.has_requests:
@@ -294,13 +299,13 @@ class Groups:
         return sorted(self._coordinator.groups)
 
     def progress(self, key: GroupKey) -> Progress | None:
-        """Return the progress of a group; None if there is no such group."""
+        """Return the progress of a group; None if the group does not exist."""
         state = self._coordinator.groups.get(key)
         return None if state is None else Progress(state, self._lags(key[1], state))
 
     def lag(self, key: GroupKey) -> int | None:
-        """Return the largest lag of the slots of a group; None if the group does not exist, or if
-        its stream is not known here. Costs much less than `progress`."""
+        """Return the largest lag of the slots of a group. Return None if the group does not exist,
+        or if this node does not know its stream. Takes much less time than `progress`."""
         state, bounds = self._coordinator.groups.get(key), self._bounds(key[1])
         if state is None or bounds is None:
             return None
@@ -315,7 +320,8 @@ class Groups:
         return [max(end - max(offset, start), 0) for offset in state.offsets]
 
     def _bounds(self, stream: str) -> tuple[int, int] | None:
-        """Return the log start and the high watermark; None if the stream is not known here."""
+        """Return the log start and the high watermark; None if this node does not know the
+        stream."""
         try:
             log = self._find_stream(stream).log
         except LiftlogError:
@@ -324,8 +330,8 @@ class Groups:
         return None if end is None else (log.log_start_offset, end)
 
     def describe(self, key: GroupKey) -> GroupInfo | None:
-        """Describe a group, with the owner and the offset of each slot; returns None if there is no
-        such group."""
+        """Describe a group, with the owner and the offset of each slot. Returns None if the group
+        does not exist."""
         state = self._coordinator.groups.get(key)
         if self.newer and encode_key(key) in self.newer:
             raise refusal(f"group {key[0]} of stream {key[1]}")
@@ -342,8 +348,8 @@ class Groups:
         after: str | None = None,
         limit: int = PAGE_GROUPS,
     ) -> tuple[list[GroupInfo], str | None]:
-        """Return a page of groups, sorted by name, and the `after` of the next page, or None at the
-        end. A page has at most `limit` groups, and fewer if they are large."""
+        """Return a page of groups, sorted by name, and the `after` of the next page; None at the
+        end. A page has at most `limit` groups, and fewer if the groups are large."""
         keys = self.keys()
         first = 0
         if after is not None:

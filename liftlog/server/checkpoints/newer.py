@@ -1,11 +1,11 @@
 """Records of `_offsets` that a newer version has stored. Pure.
 
-The key of a record names its kind: `<consumer>/<stream>` is a checkpoint, `<kind>:...` is another
-kind, of which this version supports only `group`. The value is a JSON object, in which `v` is the
-version of the form. This version neither reads nor replaces a record of another kind, or with a
-higher `v`. Compaction keeps such records, because it keeps the newest record of each key. A new
-form of the value must get a higher `v` if an older version that replaced the record would lose
-information.
+The key of a record names its kind. `<consumer>/<stream>` is a checkpoint. `<kind>:...` is another
+kind; this version supports only the kind `group`. The value is a JSON object, in which `v` is the
+version of the form. If a record has an unknown kind or a higher `v`, this version neither reads nor
+replaces it. Compaction keeps such records, because it keeps the newest record of each key. A new
+form of the value must get a higher `v` if older versions would lose information when they replace
+the record.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_newer(key: bytes, value: bytes) -> bool:
     if known is None:
         return True
     if value.startswith(f'{{"v":{known},'.encode()):
-        return False  # true for nearly all records: the rest need not be examined
+        return False  # true for nearly all records, which need no further check
     try:
         content = json.loads(value)
     except (ValueError, RecursionError):

@@ -44,7 +44,7 @@ def subject_prefix(settings: Settings) -> str:
 
 def offsets_settings(settings: Settings, **more: object) -> StreamSettings:
     """Return the settings of `_offsets`. Segments are small, because compaction does not change the
-    active segment, and a start has to read all remaining records."""
+    active segment, and a start has to read all records that compaction leaves."""
     return parse_stream_settings(
         {
             **more,
@@ -61,7 +61,7 @@ def offsets_settings(settings: Settings, **more: object) -> StreamSettings:
 
 def is_open_to_nats(settings: Settings) -> bool:
     """Return True if commits may arrive over NATS. Core NATS does not identify the publisher. So if
-    there is an ACL, the settings must explicitly allow such commits."""
+    an ACL is configured, the settings must explicitly allow such commits."""
     chosen = settings.checkpoints.over_nats
     return settings.acl.file is None if chosen is None else chosen
 
@@ -121,7 +121,8 @@ def receive_over_nats(streams: StreamsOfDaemon, checkpoints: Callable[[], Checkp
         lambda: streams.destinations,
         owner="" if settings.acl.file is None else OVER_NATS_OWNER,
     )
-    # The daemon's NATS user may lack the permission, so subscribe only if the settings ask for it.
+    # The daemon's NATS user may lack the permission, so the daemon subscribes only if the settings
+    # require it.
     streams.receive_for(
         OFFSETS_STREAM,
         intake.receive,

@@ -1,10 +1,10 @@
 """Commits that arrive as plain NATS messages on `liftlog.<daemon
 name>.offsets.<stream>.<consumer>`.
 
-The payload is the offset in decimal digits, or a JSON object with `offset` and, as in the pull
-protocol's `commit`, `expected`, `metadata`, `incarnation` and `epoch`. If a message has a reply
-subject, the daemon answers when the checkpoint is durable, or with an error. No input of a
-publisher makes this module raise an exception.
+The payload is the offset in decimal digits, or a JSON object. The object contains `offset` and, as
+in the pull protocol's `commit`, `expected`, `metadata`, `incarnation` and `epoch`. If a message has
+a reply subject, the daemon answers when the checkpoint is durable or the commit has failed. No
+input of a publisher makes this module raise an exception.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class CheckpointIntake:
         *,
         owner: str = "",
     ) -> None:
-        """`checkpoints` returns the service. While commits cannot be accepted, `checkpoints` raises
-        the error to answer. The checkpoints count against the quota of `owner`, or against no quota
-        if `owner` is empty."""
+        """`checkpoints` returns the service. While commits cannot be accepted, it raises the error
+        that clients get as their answer. The checkpoints count against the quota of `owner`. If
+        `owner` is empty, they count against no quota."""
         self._owner = owner
         self._checkpoints = checkpoints
         self._skipped = prefix.count(".") + 1
@@ -71,9 +71,9 @@ class CheckpointIntake:
         """The answers of one slice, which are sent together."""
 
     def receive(self, run: MessageRun) -> None:
-        """Take the commits of one read, possibly thousands: some of them now, the others in later
-        turns of the event loop. Commits beyond a limit are dropped, and their clients get no
-        answer."""
+        """Take the commits of one read; there may be thousands. Some are handled now, and the
+        others in later turns of the event loop. Commits beyond a limit are dropped, and their
+        clients get no answer."""
         is_idle = not self._queue
         for message in zip(run.subjects, run.replies, run.payloads, strict=True):
             size = len(message[2]) + _MESSAGE_BYTES
@@ -138,8 +138,8 @@ class CheckpointIntake:
 
     def _note(self, stream: str, consumer: str, error: LiftlogError, *, answered: bool) -> None:
         """Log a refusal that no client receives, because the message had no reply subject. The more
-        refusals there are, the smaller the part that is logged, so that a publisher cannot fill the
-        log."""
+        refusals there are, the smaller the share that is logged, so that a publisher cannot fill
+        the log."""
         if answered:
             return
         self._silent_refusals += 1
@@ -186,8 +186,8 @@ def parse_payload(payload: bytes) -> dict[str, Any]:
 
 
 def _is_utf8(text: str) -> bool:
-    """Return False if `text` has a lone surrogate, which JSON can encode but no answer of the pull
-    API can contain."""
+    """Return False if `text` contains a lone surrogate. JSON can encode it, but no answer of the
+    pull API can contain it."""
     try:
         text.encode()
     except UnicodeEncodeError:

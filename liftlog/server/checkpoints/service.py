@@ -1,9 +1,9 @@
 """The checkpoints of the daemon: judged one by one, stored many at a time.
 
-Belongs to the event loop. Changes are written to disk in *flights*, one at a time. Changes that
-arrive during a flight wait for the next flight. Each flight judges its changes by the durable state
-at its start. So no answer depends on a write that may still fail, and all waiting changes share one
-fsync.
+Belongs to the event loop. Changes are written to disk in *flights*. There is one flight at a time.
+Changes that arrive during a flight wait for the next flight. Each flight judges its changes by the
+durable state at its start. So no answer depends on a write that may still fail, and all waiting
+changes share one fsync.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _MAX_WAITING = 100_000
 _MAX_WAITING_CHARS = 64 * 1024 * 1024
 """Maximum number of characters of metadata in waiting changes."""
 _MAX_OWNER_WAITING = 10_000
-"""Maximum number of waiting changes per principal, so that one principal cannot take the room of
-the others."""
+"""Maximum number of waiting changes per principal. The limit prevents one principal from using the
+whole queue."""
 _MAX_FLIGHT = 1_000
 _MAX_FLIGHT_CHARS = 500_000
 """Maximum number of changes per flight, and of characters of their metadata. The event loop judges,
@@ -71,7 +71,7 @@ change."""
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """One requested change. `stored` None deletes the checkpoint."""
+    """One requested change. If `stored` is None, the change deletes the checkpoint."""
 
     key: CheckpointKey
     stored: Stored | None
@@ -135,7 +135,7 @@ class Checkpoints:
         self._check_storable = check_storable
         self._waiting: list[Change] = []
         self._waiting_chars = 0
-        self._waiting_of: Counter[str] = Counter()  # by owner
+        self._waiting_of: Counter[str] = Counter()  # number of waiting changes, by owner
         self._in_flight = False
         self._scheduled = False
 
@@ -192,13 +192,13 @@ class Checkpoints:
         expected: int | None = None,
         only_if: Stored | None = None,
     ) -> None:
-        """Delete a checkpoint, even if its stream no longer exists; otherwise like `commit`."""
+        """Delete a checkpoint, like `commit`, but even if its stream no longer exists."""
         check_consumer_name(consumer)
         check_stream_name(stream, may_be_system=True)
         self._add(Change((consumer, stream), None, told, expected, only_if))
 
     async def deleted(self, consumer: str, stream: str, *, only_if: Stored | None = None) -> None:
-        """Delete a checkpoint; returns when the deletion is durable."""
+        """Delete a checkpoint. Durable on return."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.delete(consumer, stream, partial(complete, future), only_if=only_if)
         await future
@@ -226,7 +226,7 @@ class Checkpoints:
         self._waiting.append(change)
         self._waiting_of[owner] += 1
         self._waiting_chars = chars
-        self._go_on()  # not at once: other changes of this turn of the loop join the flight
+        self._go_on()  # later, so that other changes of this turn join the flight
 
     # --- flights ---
 
@@ -243,7 +243,7 @@ class Checkpoints:
         found: dict[CheckpointKey, Stored | None] = {}
         verdicts: list[_Verdict] = []
         count = len(self.table)
-        owned: Counter[str] = Counter()  # in addition to the table
+        owned: Counter[str] = Counter()  # number of checkpoints, in addition to the table
         for change in changes:
             key, stored = change.key, change.stored
             present = found[key] if key in found else self.table.get(key)
@@ -330,10 +330,10 @@ class Checkpoints:
         verdicts: list[_Verdict],
         error: LiftlogError | None,
     ) -> None:
-        """Answer the changes of a flight, which is either durable or lost as a whole.
+        """Answer the changes of a flight. A flight is either durable or lost as a whole.
 
-        If the flight is lost, every change gets the error, even a refused one: the refusal may
-        depend on changes that were never stored.
+        If the flight is lost, every change gets the error. Even a refused change gets it, because
+        the refusal may depend on changes that were never stored.
         """
         self._in_flight = False
         if error is None:
@@ -367,11 +367,11 @@ class Checkpoints:
         return in_words((self.table.newer - groups) | self.groups.newer)
 
     def fetch(self, consumer: str, stream: str, *, check: bool) -> Checkpoint | None:
-        """Return the durable checkpoint, or None. With `check`, raises the error that a reader at
-        this checkpoint gets.
+        """Return the durable checkpoint, or None. If `check` is true, raises the error that a
+        reader at this checkpoint gets.
 
-        If damage may have destroyed the only checkpoint, the error is CheckpointUncertain. Without
-        `check` the result is then an uncertain checkpoint at offset 0.
+        If damage may have destroyed the only checkpoint, the error is CheckpointUncertain. If
+        `check` is false, the result is then an uncertain checkpoint at offset 0.
         """
         check_consumer_name(consumer)
         stored = self.table.get((consumer, stream))
@@ -401,7 +401,7 @@ class Checkpoints:
         after: str | None = None,
         limit: int = PAGE_CHECKPOINTS,
     ) -> tuple[list[Checkpoint], str | None]:
-        """Return a page of checkpoints, and the `after` of the next page, or None at the end.
+        """Return a page of checkpoints, and the `after` of the next page; None at the end.
 
         A page may be shorter than `limit`. The `after` may name a checkpoint that `may_read` hides,
         so it must not be shown to clients.
@@ -427,8 +427,8 @@ class Checkpoints:
     def lags(
         self, after: CheckpointKey | None, limit: int
     ) -> list[tuple[CheckpointKey, int | None]]:
-        """Return the lags of the next checkpoints after a key, sorted; None for a consumer that
-        cannot continue. Costs a tenth of `page`."""
+        """Return the sorted lags of the next checkpoints after a key; None for a consumer that
+        cannot continue. Takes a tenth of the time of `page`."""
         bounds: _Bounds = {}
         return [
             (key, self._lag(key[1], stored, bounds))

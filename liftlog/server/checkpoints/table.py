@@ -36,8 +36,8 @@ class CheckpointTable:
     Contains only durable checkpoints. A checkpoint that still waits for the disk is not in the
     table.
 
-    `losses` is the number of ranges of `_offsets` that were lost to damage; the keys in them are
-    unknown. `settled` are the keys that were written after the last loss.
+    `losses` is the number of ranges of `_offsets` that were lost because of damage. The keys in
+    these ranges are unknown. `settled` contains the keys that were written after the last loss.
     """
 
     def __init__(
@@ -70,11 +70,12 @@ class CheckpointTable:
         return self._entries.get(key)
 
     def apply(self, changes: Mapping[CheckpointKey, Stored | None]) -> None:
-        """Store new checkpoints; a value of None deletes the checkpoint."""
+        """Store new checkpoints. A value of None deletes the checkpoint."""
         if self.losses:
             self._settled.update(changes)
             if len(self._settled) > len(self._entries) + _MAX_SETTLED:
-                self._settled &= self._entries.keys()  # there are too many deleted keys
+                # Drops deleted keys if there are too many of them.
+                self._settled &= self._entries.keys()
         for key, stored in changes.items():
             self.newer.discard(encode_key(key))
             before = self._entries.get(key)
@@ -115,9 +116,9 @@ class CheckpointTable:
         return bool(self.newer) and encode_key(key) in self.newer
 
     def is_uncertain(self, key: CheckpointKey) -> bool:
-        """Return True if a newer checkpoint of this key, or its deletion, may have been lost to
-        damage. For a key without a checkpoint, True means that its only checkpoint may have been
-        lost."""
+        """Return True if a newer checkpoint of this key, or its deletion, may have been lost
+        because of damage. If the key has no checkpoint, True means that its only checkpoint may
+        have been lost."""
         return self.losses > 0 and key not in self._settled
 
     @property
@@ -131,9 +132,9 @@ class CheckpointTable:
     def after(
         self, key: CheckpointKey | None, *, consumer: str | None = None, stream: str | None = None
     ) -> Iterator[tuple[CheckpointKey, Stored]]:
-        """Yield the checkpoints after `key`, sorted by consumer and stream. With `consumer` or
-        `stream`, yield only the checkpoints of that consumer or on that stream. The table must not
-        change during the iteration."""
+        """Yield the checkpoints after `key`, sorted by consumer and stream. If `consumer` or
+        `stream` is given, yield only the checkpoints of that consumer or on that stream. The table
+        must not change during the iteration."""
         if stream is None:
             found = _between(self._order, key, consumer)
         else:
@@ -160,8 +161,8 @@ def _of_stream(
     consumer: str | None,
     stream: str,
 ) -> Iterator[str]:
-    """Yield, in order, the consumers of a stream that come after the key `after`. With `consumer`,
-    yield at most this consumer."""
+    """Yield, in order, the consumers of a stream that come after the key `after`. If `consumer` is
+    given, yield at most this consumer."""
     consumers = consumers_of.get(stream, [])
     start = 0
     if after is not None:
@@ -178,8 +179,8 @@ def _of_stream(
 def load_table(log: Log) -> CheckpointTable:
     """Load all committed checkpoints of `_offsets`.
 
-    Damage loses only the records in the damaged range. If the newest checkpoint of a key is lost,
-    an older checkpoint becomes valid again, and the consumer reads some records twice. The table
+    Only the records in a damaged range are lost. If the newest checkpoint of a key is lost, an
+    older checkpoint becomes valid again, and the consumer reads some records twice. The table
     stores the keys whose newest checkpoint may be lost. Each loss is logged as an ERROR. Raises
     StorageError if the files cannot be read, because a failed read must not look like "no
     checkpoint".
@@ -229,7 +230,7 @@ class _Rebuilding:
         self.newer: set[bytes] = set()
 
     def learn(self, raw: bytes, offset: int, place: Place) -> int:
-        """Add the batches in `raw` from `offset` on. Returns the offset to read next; if damage
+        """Add the batches in `raw` from `offset` on. Returns the offset to read next. If damage
         follows the batches, a read from that offset shows how far the damage extends."""
         reached, position = offset, 0
         while position < len(raw):

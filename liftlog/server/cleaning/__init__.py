@@ -12,7 +12,7 @@
     worker         the worker process: runs one job at a time, within limits of rate and disk space
 
 A thread of pure Python code would make the commits of the event loop many times slower. Therefore a
-separate process reads and writes all segments. It has a low priority, holds no lock and is killed
-when the daemon ends. This process only reads sealed segments and writes new files. The daemon swaps
-these in with one write of the manifest.
+separate process reads and writes all segments. It has a low priority, holds no lock, and is killed
+when the daemon ends. It only reads sealed segments and writes new files. The daemon then replaces
+the old files by the new ones with one write of the manifest.
 """

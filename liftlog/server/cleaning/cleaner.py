@@ -4,9 +4,9 @@ A round first compacts the streams that are due, the dirtiest first. Then re-bat
 scrubbing each get a share of the time. Requested passes precede all others.
 
 If the keys of a stream do not fit into memory, its compaction takes several passes. After some time
-the turn of such a stream ends, and the next stream follows. The next round compacts the rest, so
-that no stream delays the others for long. A failed job affects only its own stream: the cleaner
-skips that stream for a time that grows with each failure.
+the turn of such a stream ends, and the next stream follows. The next round continues its
+compaction. So no stream delays other streams for long. A failed job affects only its own stream:
+the cleaner skips that stream for a time that grows with each failure.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ logger = logging.getLogger("liftlog.server.cleaner")
 _SECOND_NS = 1_000_000_000
 _MAX_DROPPED_PASSES = 3
 _LOOKING_PART = 200
-"""Divisor: checks of a stream may take at most 1/200 of the time. The limit exists because the cost
-of a check grows with the number of segments."""
+"""Divisor: checks of a stream may take at most 1/200 of the time. The limit exists because a check
+takes longer if the stream has more segments."""
 
 
 class Cleaner:
     """Runs the cleaning of all streams. Belongs to the event loop. `run` does the work; the other
     methods may be called while it runs.
 
-    `hosts` are the streams of the daemon. `now_ns` returns the time that ages are compared with.
-    `seen` measures the daemon's own work. It is called often while a job runs, and its result
-    determines the rate of the job. Without `seen` the daemon counts as busy.
+    `hosts` contains the streams of the daemon. `now_ns` returns the time from which ages are
+    computed. `seen` measures the daemon's own work. It is called often while a job runs, and its
+    result determines the rate of the job. Without `seen` the daemon counts as busy.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class Cleaner:
         self._poke.set()
 
     async def interrupt(self, host: StreamHost) -> None:
-        """End the running job of a stream whose settings have changed. The job has ended on return;
-        the next round plans a new job."""
+        """End the running job of a stream whose settings have changed. When the call returns, the
+        job has ended. The next round plans a new job."""
         if self._current is not None and self._current[0] is host:
             task = self._current[1]
             task.cancel()
@@ -180,8 +180,8 @@ class Cleaner:
             self._states[host].look_again_at = 0.0
 
     async def forget(self, host: StreamHost) -> None:
-        """End all jobs of a stream that is being deleted. On return no job runs for it, and none
-        starts later."""
+        """End all jobs of a stream that is being deleted. When the call returns, no job runs for
+        the stream, and none starts later."""
         await self.interrupt(host)
         self._states.pop(host, None)
         self._small.pop(host, None)
@@ -205,7 +205,7 @@ class Cleaner:
     async def _load_scrubs(self, scrubs: ScrubSchedule) -> None:
         try:
             await self._jobs.in_thread(scrubs.load)
-        except LiftlogError as error:  # for example a file of a newer version: start over
+        except LiftlogError as error:  # for example, a file of a newer version: start over
             logger.warning("scrub-rounds-ignored error=%s", error)
 
     async def _wait(self) -> None:
@@ -220,8 +220,8 @@ class Cleaner:
             await self._guarded(self._serve_requests())
 
     async def _guarded(self, work: Coroutine[Any, Any, bool | None]) -> bool:
-        """Run `work`, and return its result. If it fails, log the error and return False, because
-        an error in cleaning must not end the daemon."""
+        """Run `work`, and return its result. If it fails, log the error and return False. An error
+        in cleaning must not end the daemon."""
         try:
             return bool(await work)
         except Exception:  # a supervisor
@@ -229,7 +229,7 @@ class Cleaner:
             return False
 
     async def _round(self) -> bool:
-        """Run one round; return True if more work can be done at once."""
+        """Run one round. Returns True if more work can be done at once."""
         await self._serve_requests()
         for host in self._due():
             await self._work(host, "compact", self._compact(host, on_demand=False))
@@ -295,7 +295,7 @@ class Cleaner:
     ) -> None:
         try:
             await work
-        except SegmentsChanged as error:  # deleted by retention: the next round plans again
+        except SegmentsChanged as error:  # retention deleted them: the next round plans again
             logger.info("cleaning-dropped stream=%s kind=%s reason=%s", host.name, kind, error)
             return
         except (LiftlogError, JobFailed, WorkerDied, OSError) as error:
@@ -322,8 +322,7 @@ class Cleaner:
 
     def _due(self) -> list[StreamHost]:
         """Return the streams to compact, the dirtiest first. Returns no stream while the clock is
-        not trusted, because after a jump of the clock, new records and tombstones would seem
-        old."""
+        not trusted. After a jump of the clock, new records and tombstones would seem old."""
         found: list[tuple[float, StreamHost]] = []
         if not self._clock_is_trusted():
             return []
@@ -362,7 +361,7 @@ class Cleaner:
         while compaction_of(host.settings) is not None:
             is_doubted = not self._clock_is_trusted()
             if is_doubted and policy_of(host.settings).min_lag_ns:
-                break  # it is not known which records are old enough
+                break  # without a trusted clock, it is unknown which records are old enough
             now_ns, segments = self._now_ns(), log.segments
             plan = plan_pass(
                 log,
@@ -378,7 +377,7 @@ class Cleaner:
             try:
                 if await self._jobs.compact(host, state, segments, plan, self._now_ns):
                     break
-            except SegmentsChanged:  # retention or truncation removed them
+            except SegmentsChanged:  # retention or truncation removed the segments
                 dropped += 1
                 if dropped == _MAX_DROPPED_PASSES:
                     raise
@@ -388,7 +387,7 @@ class Cleaner:
             if time.monotonic() >= turn_ends:
                 state.unfinished = True
                 return
-            forced = True  # the rest of a pass that ran out of memory
+            forced = True  # the pass ran out of memory: its remaining work is due
         if on_demand:
             state.finished = wanted
 
@@ -396,7 +395,7 @@ class Cleaner:
 
     async def _remove_erased(self) -> bool:
         """Rewrite segments without their erased records, for about as long as the pause between
-        rounds; return True if work remains. Does nothing while the clock is not trusted, because
+        rounds. Returns True if work remains. Does nothing while the clock is not trusted, because
         message ids would seem old."""
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._hosts.values()) if self._clock_is_trusted() else ():
@@ -413,7 +412,7 @@ class Cleaner:
         return False
 
     async def _rebatch_some(self) -> bool:
-        """Re-batch for about as long as the pause between rounds; return True if work remains."""
+        """Re-batch for about as long as the pause between rounds. Returns True if work remains."""
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._hosts.values()):
             while self._may_work_on(host):
@@ -441,7 +440,7 @@ class Cleaner:
             raise
 
     async def _sketch_some(self) -> bool:
-        """Make sketches for about as long as the pause between rounds; return True if work
+        """Create sketches for about as long as the pause between rounds. Returns True if work
         remains."""
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._hosts.values()):
@@ -471,7 +470,7 @@ class Cleaner:
             raise
 
     async def _scrub_some(self, scrubs: ScrubSchedule) -> bool:
-        """Scrub for about as long as the pause between rounds; return True if work remains."""
+        """Scrub for about as long as the pause between rounds. Returns True if work remains."""
         end = time.monotonic() + self._settings.interval_seconds
         more = False
         for host in list(self._hosts.values()):

@@ -1,5 +1,5 @@
 """Decides when a stream is compacted, or gives the reason why it is not compacted. The rules are in
-`compaction.planning`; this module provides the stream's settings, leases and segments."""
+`compaction.planning`. This module provides the stream's settings, leases and segments."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def plan_pass(
     """Return the pass over `segments` (a snapshot of the log's segments) that is due now; None if
     no pass is due. The cost grows with the number of segments.
 
-    With `keep_tombstones` no tombstone is dropped, regardless of its age. A replicated stream keeps
-    each tombstone until every replica has it: a replica without the tombstone may still have the
-    records that it deletes.
+    If `keep_tombstones` is true, no tombstone is dropped, regardless of its age. A replicated
+    stream keeps each tombstone until every replica has it. A replica without the tombstone may
+    still have the records that the tombstone deletes.
     """
     try:
         leases = log.leases.live(now_ns)
-    except StorageError as error:  # the range of a lease must not change
+    except StorageError as error:  # without the leases, the pass could change the range of a lease
         logger.warning("compaction-waits stream=%s error=%s", log.name, error)
         return None
     kept_from = [lease.low for lease in leases]
@@ -86,8 +86,8 @@ def plan_pass(
 
 
 def _first_stamp_ns(log: Log, segment: Segment) -> int:
-    """Return the timestamp of the segment's first batch; if the batch cannot be read, the timestamp
-    of the segment's newest record."""
+    """Return the timestamp of the segment's first batch. If the batch cannot be read, return the
+    timestamp of the segment's newest record."""
     return first_stamp_ns(log.environment, segment) or segment.max_timestamp_ns
 
 
@@ -102,7 +102,8 @@ def measure_backlog(
     """Measure the data below `bound_offset` that could be compacted. The default is the high
     watermark, which ignores leases.
 
-    With `after_roll` the active segment counts as sealed, because a pass on demand seals it first.
+    If `after_roll` is true, the active segment counts as sealed, because a pass on demand seals it
+    first.
     """
     segments = log.segments
     active = segments[-1]

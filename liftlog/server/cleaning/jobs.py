@@ -45,10 +45,10 @@ logger = logging.getLogger("liftlog.server.cleaner")
 _THREADS = 2
 _STALL_SECONDS = 10.0
 _WAITED_FOR_RATE_BYTES = 4 * BUSY_RATE_BYTES
-"""Rate of jobs that somebody waits for, while the daemon is busy."""
+"""Rate, in bytes per second, of jobs that somebody waits for, while the daemon is busy."""
 _SKETCH_RATE_BYTES = BUSY_RATE_BYTES // 4
-"""Rate of sketching while the daemon is busy. The rate is low because no reader waits for a
-sketch."""
+"""Rate, in bytes per second, of sketching while the daemon is busy. The rate is low because no
+reader waits for a sketch."""
 _T = TypeVar("_T")
 
 
@@ -56,7 +56,7 @@ class JobRunner:
     """Runs jobs. It belongs to the event loop; changes of the log run in its own threads.
 
     Jobs raise LiftlogError, JobFailed and WorkerDied. After each of these errors, and after a
-    cancellation, no file of the job is left and no part of the job is running.
+    cancellation, no file of the job is left and no part of the job runs.
     """
 
     def __init__(self, settings: CleanerSettings, worker: Worker) -> None:
@@ -69,8 +69,8 @@ class JobRunner:
         self._threads.shutdown(wait=False)
 
     async def in_thread(self, call: Callable[[], _T]) -> _T:
-        """Run `call` in a thread and return its result. A cancelled coroutine, too, returns only
-        after `call` has ended, unless the disk stalls."""
+        """Run `call` in a thread and return its result. Even if the coroutine is cancelled, it
+        returns only after `call` has ended, unless the disk stalls."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         try:
             return await asyncio.shield(future)
@@ -89,7 +89,8 @@ class JobRunner:
         plan: CompactionPlan,
         now_ns: Callable[[], int],
     ) -> bool:
-        """Run one pass; return True if it did all that was planned for `segments`."""
+        """Run one pass. Returns True if the pass has done all the work that was planned for
+        `segments`."""
         log, started, planned_ns = host.log, time.monotonic(), now_ns()
         view = log.view
         lineage, sources = view.manifest.lineage, segments[: plan.sources]
@@ -152,16 +153,16 @@ class JobRunner:
         try:
             if result.tombstones_removed_below:
                 # This is one exclusive call, so that no lease is granted between the check and the
-                # write. If the pass is cancelled now, the manifest may still be written and name
-                # tombstones as removed that still exist. An export then starts over; no record is
-                # lost.
+                # write. If the pass is cancelled now, the manifest may still be written. It then
+                # states that tombstones were removed although they still exist. An export then
+                # starts over; no record is lost.
                 await host.run_exclusive(lambda: _announce_removal(log, result, now_ns()))
             return await self.in_thread(lambda: apply_compaction(log, result, lineage, job.erased))
         except BaseException:
             # No swap is running now, because `in_thread` returns only after its call has ended,
             # even if it is cancelled. Completed swaps stay: `_discard` keeps their files, and the
-            # next pass does the rest. If the disk stalls, a swap may still be running; the log
-            # refuses to discard a file that it lists.
+            # next pass does the remaining work. If the disk stalls, a swap may still be running.
+            # The log refuses to discard a file that it lists.
             await self.in_thread(lambda: _discard(log, result.new_files))
             raise
 
@@ -184,7 +185,9 @@ class JobRunner:
             await self.in_thread(lambda: _discard(log, result.new_files))
             raise
         if job.erased and host.subjects.is_scanning:
-            host.subjects.request()  # the table can no longer tell which of its records are erased
+            # After the rewrite, the table of subjects can no longer detect which of its records are
+            # erased.
+            host.subjects.request()
         state.rebatched_segments += 1
         logger.info(
             "rebatched stream=%s segment=%s batches_in=%d batches_out=%d",
@@ -199,8 +202,8 @@ class JobRunner:
     async def mend(
         self, host: StreamHost, state: StreamCleaning, job: MendJob, lineage: str
     ) -> int:
-        """Rewrite a damaged segment; return the number of ranges that are readable again. `lineage`
-        is the lineage of the log at the time when the job was created."""
+        """Rewrite a damaged segment. Returns the number of ranges that are readable again.
+        `lineage` is the lineage of the log at the time when the job was created."""
         log = host.log
         # Readers may be waiting for the repair.
         answer = await self._run(kinds.MEND, job, host, state, self._rates_for_waiting())
@@ -218,16 +221,16 @@ class JobRunner:
     # --- sketches ---
 
     async def sketch(self, host: StreamHost, state: StreamCleaning, job: SketchJob) -> None:
-        """Make the sketch of one segment. The log does not change, because readers find the sketch
-        next to the segment."""
+        """Create the sketch of one segment. The log does not change: readers find the sketch in a
+        file next to the segment."""
         busy = min(_SKETCH_RATE_BYTES, self._settings.max_rate_bytes or _SKETCH_RATE_BYTES)
         await self._run(kinds.SKETCH, job, host, state, Rates(busy, self._settings.max_rate_bytes))
 
     # --- scrubbing ---
 
     async def scrub(self, host: StreamHost, state: StreamCleaning, job: ScrubJob) -> None:
-        """Verify one segment. Damage is quarantined and logged. Quarantined ranges that can be read
-        again are released to readers."""
+        """Verify one segment. Damage is quarantined and logged. If quarantined ranges can be read
+        again, readers get access to them."""
         log, name = host.log, job.source.file_name
         rates = fixed_rate(self._settings.scrub_max_rate_bytes)
         answer = await self._run(kinds.SCRUB, job, host, state, rates)
@@ -282,7 +285,7 @@ class JobRunner:
                 ) from error
             raise
         except (WorkerDied, asyncio.CancelledError):
-            # The process is dead: it writes nothing more, and it could not remove its files.
+            # The process is dead. It writes nothing more, but it could not remove its files.
             if not isinstance(job, ScrubJob | SketchJob):
                 await self.in_thread(lambda: _discard_leftovers(host.log, job))
             raise
@@ -314,7 +317,7 @@ def _discard(log: Log, names: Sequence[str]) -> None:
     listed = {segment.path.name for segment in log.segments}
     try:
         log.structure.discard_files([name for name in names if name not in listed])
-    except (LiftlogError, ValueError) as error:  # ValueError: a stalled swap has listed a file
+    except (LiftlogError, ValueError) as error:  # ValueError: the log has the file
         logger.warning("files-not-discarded stream=%s error=%s", log.name, error)
 
 
@@ -346,5 +349,5 @@ def _drop_index(log: Log, name: str) -> None:
     log.environment.indexes.drop(path)
     for segment in log.segments:
         if segment.path == path:
-            with contextlib.suppress(LiftlogError):  # its next reader gets the error
+            with contextlib.suppress(LiftlogError):  # the next reader of the segment gets the error
                 log.load_index(segment)

@@ -8,9 +8,9 @@ a running repair, because the records are not lost.
 Offsets that are missing on all replicas stay quarantined, as on a daemon without replicas. The
 repair is tried again later.
 
-A damaged range from which tombstones were removed is not repaired in this way, because another
-replica may still have an old value of a key, although this node has already removed the tombstone
-of the key. Instead this node replaces its whole copy by the leader's copy.
+A damaged range from which tombstones were removed is not repaired in this way. Another replica may
+still have an old value of a key although this node has already removed the key's tombstone.
+Instead, this node replaces its whole copy by the leader's copy.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class Donors(Protocol):
         *,
         turn: int,
     ) -> str:
-        """Pass every batch with a record in [first, end) to `take`, in their order.
+        """Pass every batch with a record in [first, end) to `take`, in order.
 
-        Returns the reason if batches are missing; empty if none is missing. `turn` determines the
-        node to ask first.
+        Returns the reason if batches are missing, and an empty text otherwise. `turn` determines
+        the node to ask first.
         """
         ...
 
@@ -116,8 +116,8 @@ class Mender:
     # --- for the rest of the daemon ---
 
     def is_expected(self, host: StreamHost, first: int, end: int) -> bool:
-        """Return True if damage in [first, end) will probably be repaired soon, so that readers
-        wait and get no error."""
+        """Return True if damage in [first, end) will probably be repaired soon. Readers then wait,
+        and get no error."""
         if host.failure or not self._donors.count(host.name):
             return False
         log = host.log
@@ -138,8 +138,8 @@ class Mender:
         return lambda: waiting.discard(told)
 
     async def forget(self, host: StreamHost) -> None:
-        """End the repairs of a stream that this node stops serving. On return no repair runs for
-        it, and none starts later."""
+        """End the repairs of a stream that this node stops serving. When the call returns, no
+        repair runs for the stream, and none starts later."""
         if self._current is not None and self._current[0] is host:
             task = self._current[1]
             task.cancel()
@@ -190,7 +190,7 @@ class Mender:
         return found
 
     async def _work(self, host: StreamHost, segment: Segment) -> None:
-        """Repair one segment in a task of its own, so that `forget` can cancel it."""
+        """Repair one segment in a separate task, so that `forget` can cancel it."""
         task = asyncio.get_running_loop().create_task(self._supervise(host, segment))
         self._current = (host, task)
         try:
@@ -211,7 +211,7 @@ class Mender:
         known = len(host.log.view.manifest.quarantined)
         try:
             problem = await self._mend(host, segment)
-        except SegmentsChanged as error:  # retention or compaction did: look again
+        except SegmentsChanged as error:  # retention or compaction changed the segments: look again
             problem = str(error)
         except (LiftlogError, JobFailed, WorkerDied, OSError) as error:
             if len(host.log.view.manifest.quarantined) > known:
@@ -228,7 +228,7 @@ class Mender:
     def _note_failure(self, host: StreamHost, segment: Segment, problem: str) -> None:
         now = time.monotonic()
         attempts = self._attempts_for(host.log, segment)
-        if not attempts.failures:  # until now other repairs may have delayed it
+        if not attempts.failures:  # until now other repairs may have delayed this one
             attempts.failing_since = now
         pause = min(_FIRST_PAUSE_SECONDS * 2**attempts.failures, _LONGEST_PAUSE_SECONDS)
         attempts.failures = min(attempts.failures + 1, 20)
@@ -247,11 +247,11 @@ class Mender:
         )
 
     async def _mend(self, host: StreamHost, segment: Segment) -> str:
-        """Repair a segment; return the reason if the repair failed, else ""."""
+        """Repair a segment. Returns the reason if the repair failed, and "" otherwise."""
         log, name = host.log, segment.path.name
         if not segment.sealed:
             await host.run_exclusive(log.writer.roll)
-            return ""  # the next search finds it sealed
+            return ""  # the next search finds the segment sealed
         lineage = log.view.manifest.lineage
         ranges = [bad for bad in _ranges_in(log, segment) if bad.next_offset > bad.first_offset]
         first = min(bad.first_offset for bad in ranges)
@@ -332,13 +332,13 @@ class _PatchFile:
 
 
 def _remove(fs: FileSystem, path: Path) -> None:
-    with contextlib.suppress(OSError):  # otherwise the next start removes it
+    with contextlib.suppress(OSError):  # if this fails, the next start removes the file
         fs.unlink(path)
 
 
 def _damaged_segment(log: Log, bad: QuarantinedRange) -> Segment | None:
-    """Return the segment that contains the bytes of a lost range; None if no segment contains them,
-    or if no reader needs the range."""
+    """Return the segment that contains the bytes of a lost range. Return None if no segment
+    contains them, or if no reader needs the range."""
     if not bad.is_loss or bad.next_offset <= log.log_start_offset:
         return None
     for segment in log.segments:
@@ -358,8 +358,8 @@ def _ranges_in(log: Log, segment: Segment) -> list[QuarantinedRange]:
 
 
 def _is_committed(log: Log, segment: Segment, bad: QuarantinedRange) -> bool:
-    """Return True if all records of the damaged segment are committed. Other replicas have the same
-    records only if the records are committed. A repair replaces a sealed segment as a whole, so all
-    records of the segment must be committed."""
+    """Return True if all records of the damaged segment are committed. Only committed records are
+    the same on all replicas. A repair replaces a sealed segment as a whole, so all of its records
+    must be committed."""
     end = segment.next_offset if segment.sealed else bad.next_offset
     return end <= log.high_watermark

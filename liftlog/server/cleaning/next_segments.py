@@ -1,14 +1,19 @@
-"""Chooses the sealed segments that are rewritten without erased records, re-batched, sketched and
-indexed by subject, or verified next.
+"""Chooses the next sealed segments to rewrite without erased records, to re-batch, to sketch and
+index by subject, and to verify.
 
 Re-batching examines each segment once, to find segments with many small batches.
 
-A segment is rewritten without its erased records in three cases: half of its records are erased,
-this process has had the file for a day, or the cuts of reads have taken as long as a rewrite. So
-erasures that arrive one by one cause one rewrite a day, or one for several reads of the segment.
+A segment is rewritten without its erased records in three cases:
+
+- Half of its records are erased.
+- This process has had the file for a day.
+- Removing the erased records during reads has taken as long as a rewrite.
+
+So erasures that arrive one by one cause one rewrite a day, or one rewrite for several reads of the
+segment.
 
 Scrubbing verifies each segment again after an interval. A round visits all segments of a stream
-from the oldest to the newest; the next round begins one interval after the beginning of this round.
+from the oldest to the newest. The next round begins one interval after the beginning of this round.
 The progress is stored in a checkpoint file, so that a restart of the daemon does not restart the
 round. If the file is lost, the interval begins again.
 """
@@ -42,7 +47,7 @@ _SECOND_NS = 1_000_000_000
 _REMOVE_WITHIN_NS = 24 * 3600 * _SECOND_NS
 """Time after which a segment is rewritten although few of its records are erased: one day."""
 _CUTS_PER_REWRITE = 8
-"""A rewrite of a segment takes about as long as reads that cut records out of this multiple of its
+"""A rewrite takes as long as reads that remove erased records from this multiple of the segment's
 bytes."""
 
 
@@ -55,14 +60,14 @@ class SmallBatches:
         self._all_judged: tuple[Segment, ...] = ()
 
     def candidates(self, log: Log, settings: StreamSettings, now_ns: int) -> list[Segment]:
-        """Return some of the segments that were not examined yet. Costs nothing for an idle
+        """Return some of the segments that were not examined yet. Takes no time for an idle
         stream."""
         segments = log.segments
         if not settings.rebatch.enabled or self._all_judged is segments:
             return []
         oldest_ns = now_ns - int(settings.rebatch.min_age_seconds * _SECOND_NS)
         damaged = damaged_files(log)
-        # Compaction will soon rewrite segments that it has not cleaned yet.
+        # Compaction will soon rewrite the segments that it has not cleaned yet.
         end = (
             segments[-1].base_offset
             if compaction_of(settings) is None
@@ -91,7 +96,7 @@ class SmallBatches:
     def find(
         self, log: Log, candidates: Sequence[Segment], compression: str = "none"
     ) -> RebatchJob | None:
-        """Return a job for the first segment that needs one; None if no segment does.
+        """Return a job for the first segment that needs one; None if no segment needs a job.
 
         Reads the end of an index file for each segment: call it in a thread. Raises OSError.
         """
@@ -116,8 +121,9 @@ class SmallBatches:
 
 def erased_job(log: Log, settings: StreamSettings, now_ns: int) -> RebatchJob | None:
     """Return a job that removes the bytes of erased records from one sealed segment; None if no
-    removal is due. A segment with message ids that may still recognise duplicates waits: its ids
-    are rebuilt from its records. Costs nothing for a stream without erased records."""
+    removal is due. A segment is not rewritten while its message ids may still recognise duplicates,
+    because these ids are restored from its records. Takes no time for a stream without erased
+    records."""
     view = log.view
     erased = view.erased
     if erased is None or log.config.replicated:
@@ -145,10 +151,11 @@ def rewritten_by(
     log: Log, segments: Sequence[Segment], newest: Sequence[int], now_ns: int
 ) -> list[int]:
     """Return, for each segment, the time from which on single erased records cause a rewrite.
-    `newest` are the times of `newest_times_of`."""
+    `newest` contains the times of `newest_times_of`."""
     listed = listed_times_of(log.environment, segments, now_ns)
     return [
-        # Without a time, it was sealed in this process, and not rewritten since.
+        # If there is no time, the segment was sealed in this process and has not been rewritten
+        # since then.
         _REMOVE_WITHIN_NS + (listed_ns if segment.listed_since_ns else newest_ns)
         for segment, newest_ns, listed_ns in zip(segments, newest, listed, strict=True)
     ]
@@ -172,14 +179,14 @@ class Unsketched:
     """Finds segments without a sketch or without a subject index. It examines each segment once."""
 
     def __init__(self, *, with_subjects: bool = True) -> None:
-        """Create the finder. Without `with_subjects`, it ignores subject indexes, and none are
-        made."""
+        """Create the finder. If `with_subjects` is False, it ignores subject indexes, and none are
+        created."""
         self._with_subjects = with_subjects
         self._judged: set[tuple[str, str]] = set()
         self._all_judged: tuple[Segment, ...] = ()
 
     def candidates(self, log: Log) -> list[Segment]:
-        """Return some segments that were not examined yet. Costs nothing for an idle stream."""
+        """Return some segments that were not examined yet. Takes no time for an idle stream."""
         segments = log.segments
         if self._all_judged is segments:
             return []
@@ -204,8 +211,8 @@ class Unsketched:
         return found
 
     def find(self, log: Log, candidates: Sequence[Segment]) -> SketchJob | None:
-        """Return a job for the first segment that lacks a sketch or an index; None if no segment
-        does. Reads the beginning of each file: call it in a thread. Raises OSError."""
+        """Return a job for the first segment that has no sketch or no index; None if there is no
+        such segment. Reads the beginning of each file: call it in a thread. Raises OSError."""
         fs, lineage, with_subjects = (
             log.environment.fs,
             log.view.manifest.lineage,
@@ -275,8 +282,8 @@ class ScrubSchedule:
     def next_job(self, log: Log, now_ns: int) -> ScrubJob | None:
         """Return a job for the next segment; None if there is nothing to verify.
 
-        Segments with a newly quarantined range precede all others; a range that was quarantined
-        before the start of the daemon counts as new.
+        Segments with a newly quarantined range come first. A range that was quarantined before the
+        start of the daemon counts as new.
         """
         claimed = self._claimed(log)
         if claimed is not None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 BUSY_RATE_BYTES = 32 * 2**20
-"""Rate in bytes per second. At half of the daemon's peak load, cleaning at this rate makes no ack
-fail and adds little to the latency; docs/explanation/performance.md has the figures."""
+"""Rate in bytes per second. If cleaning runs at this rate at half of the daemon's peak load, no ack
+fails, and the latency grows only a little; docs/explanation/performance.md has the figures."""
 LOOK_SECONDS = 0.02
 GRANT_SECONDS = 0.2
 """Duration of a grant, in seconds. The time is much longer than the interval of measurements, so
@@ -35,8 +35,8 @@ def fixed_rate(bytes_per_second: int) -> Rates:
 
 def rates_of(cleaner_bytes: int | None, stream_bytes: int | None = None) -> Rates:
     """Return the rates for two settings: `cleaner.max_rate` (None for auto), and
-    `compaction.max_rate` of a stream (None for no limit of its own). A configured rate is an upper
-    limit, also while the daemon is idle."""
+    `compaction.max_rate` of a stream (None if the stream has no limit). A configured rate is an
+    upper limit, also while the daemon is idle."""
     ceilings = [rate for rate in (cleaner_bytes, stream_bytes) if rate is not None]
     if cleaner_bytes is not None:
         return fixed_rate(min(ceilings))
@@ -44,8 +44,8 @@ def rates_of(cleaner_bytes: int | None, stream_bytes: int | None = None) -> Rate
 
 
 class Seen(NamedTuple):
-    """One measurement of the daemon's own work. All fields but `at` and `is_committing` are
-    counters that only grow."""
+    """One measurement of the daemon's own work. `at` is a time and `is_committing` a state; all
+    other fields are counters that only grow."""
 
     at: float
     """Time in seconds, on a monotonic clock."""
@@ -55,7 +55,7 @@ class Seen(NamedTuple):
     """Number of syncs of all streams, including syncs for the daemon's own records."""
     is_committing: bool
     """True if a commit waits for the disk. Only this field distinguishes a stalled disk from an
-    idle one."""
+    idle disk."""
     cpu_seconds: float
     """CPU time of the process in seconds, including the work for consumers, TLS, filters and
     requests."""
@@ -80,7 +80,7 @@ class IdleWatch:
         self._busy_at = 0.0
 
     def look(self, now: Seen) -> bool:
-        """Compare the measurement with the previous one; return True if the daemon is idle.
+        """Compare the measurement with the previous one. Returns True if the daemon is idle.
 
         No measurements are taken between jobs. So the first measurement of a job covers the whole
         time since the last measurement of the previous job.

@@ -19,10 +19,9 @@ from liftlog.server.vitals.child_processes import tied_to_parent
 logger = logging.getLogger("liftlog.server.cleaner")
 
 _IDLE_SECONDS = 30.0
-_MAX_LINE_BYTES = 256 * 1024 * 1024  # a job lists all segments of a stream
-# -P is needed because `-m` alone would put the working directory first on the module path. A file
-# named acl.py in that directory (in the image it holds the data) would then run as the daemon's
-# user.
+_MAX_LINE_BYTES = 256 * 1024 * 1024  # the line of a job lists all segments of a stream
+# `-m` alone would put the working directory first on the module path. A file named acl.py in that
+# directory (in the image it holds the data) would then run as the daemon's user. -P prevents this.
 _PROGRAM = (sys.executable, "-P", "-m", "liftlog.server.cleaning.worker")
 
 
@@ -40,12 +39,12 @@ class JobFailed(Exception):
 
 
 class Worker:
-    """Runs jobs in the worker process. It starts the process for the first job, and ends it after
-    the process has been idle for a while.
+    """Runs jobs in the worker process. It starts the process for the first job. When the process
+    has been idle for a while, it ends the process.
 
-    One job runs at a time. Belongs to the event loop, whose thread must start the process, because
-    the process is killed when that thread ends. While a job runs, `daemon_is_idle` determines its
-    rate.
+    One job runs at a time. Belongs to the event loop. The thread of the event loop must start the
+    process, because the process is killed when that thread ends. While a job runs, `daemon_is_idle`
+    determines its rate.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class Worker:
             self._idle = loop.call_later(self._idle_seconds, self._end_idle)
 
     def _look_at_daemon(self) -> None:
-        """Send the process a grant if the daemon is idle; repeat this every `LOOK_SECONDS`."""
+        """Send the process a grant if the daemon is idle. Repeats this every `LOOK_SECONDS`."""
         loop = asyncio.get_running_loop()
         self._look = loop.call_later(LOOK_SECONDS, self._look_at_daemon)
         now, is_idle = loop.time(), self._daemon_is_idle()
@@ -118,8 +117,8 @@ class Worker:
             if self._tell({"idle_seconds": GRANT_SECONDS}):
                 self._granted_until = now + GRANT_SECONDS
         elif not is_idle and self._granted_until and self._tell({"idle_seconds": 0}):
-            # Sent even if the grant has expired by this process's clock: the worker counts from the
-            # moment at which it read the line.
+            # Sent even if the grant has expired by the daemon's clock. The worker measures the
+            # grant from the moment at which it read the line.
             self._granted_until = 0.0
 
     def _tell(self, line: dict[str, Any]) -> bool:
@@ -141,15 +140,15 @@ class Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_MAX_LINE_BYTES,
-            # Each of numpy's threads for linear algebra would take memory, although none is used
-            # here.
+            # Each of numpy's threads for linear algebra would use memory, although none of them is
+            # needed.
             env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
         )
         logger.debug("worker-started pid=%d", self._process.pid)
         return self._process
 
     def _end_idle(self) -> None:
-        # The process exits when its input ends; the next job starts a new one.
+        # The process exits when its input ends. The next job starts a new process.
         self._ending, self._process = self._process, None
         if self._ending is not None and self._ending.stdin is not None:
             self._ending.stdin.close()
@@ -186,6 +185,6 @@ async def _converse(
             else:
                 result: dict[str, Any] = answer["result"]
                 return result
-    except (OSError, ValueError) as error:  # a broken pipe, or half a line
+    except (OSError, ValueError) as error:  # a broken pipe, or an incomplete line
         raise WorkerDied(f"the cleaning process broke off: {error}") from error
     raise WorkerDied(f"the cleaning process ended with status {await process.wait()}")

@@ -1,9 +1,9 @@
 """Removes the bytes of erased records at once, on request.
 
-The active segment is sealed if it holds such records. Then each segment with such records is
-rewritten without its erased records, also within the dedupe window: the hashes of the message ids
-that would be lost are stored before (`log.files.kept_ids`). A segment with quarantined bytes is not
-rewritten, so the bytes of its erased records stay.
+If the active segment contains such records, it is sealed. Then each segment with such records is
+rewritten without its erased records. This is also done within the dedupe window; the hashes of the
+message ids that would be lost are stored first (`log.files.kept_ids`). A segment with quarantined
+bytes is not rewritten, so the bytes of its erased records stay.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ logger = logging.getLogger("liftlog.server.cleaner")
 
 _READ_BYTES = 4 * 1024 * 1024
 _SETTLE_SECONDS = 30.0
-"""Maximum wait for the scan for the last offsets of subjects, in seconds."""
+"""Maximum time, in seconds, to wait for the scan of the last offsets of subjects."""
 _SNAPSHOT_NAME = "dedupe"
-"""The file with the message ids of a clean stop. It is of no use once the stream has been opened,
-and it may contain the ids of erased records."""
+"""The file with the message ids of a clean stop. Once the stream has been opened, the file is not
+needed. It may contain the ids of erased records."""
 
 
 class Removals:
@@ -78,20 +78,20 @@ class Removals:
                         self.request(host, ErasedSet.from_plain(one.offsets))
 
     def _left(self, host: StreamHost) -> ErasedSet | None:
-        """Return the records of the requests whose bytes are still there."""
+        """Return the records of the requests whose bytes still exist."""
         wanted, erased = self._wanted.get(host), host.log.view.erased
         return None if wanted is None or erased is None else wanted & erased
 
     async def step(self, host: StreamHost, state: StreamCleaning) -> None:
-        """Rewrite one segment; the last step ends the request. Raises LiftlogErrors, JobFailed,
+        """Rewrite one segment. The last step ends the request. Raises LiftlogErrors, JobFailed,
         WorkerDied."""
         log, left = host.log, self._left(host)
         if left:
             active = log.segments[-1]
             if left.count_in(active.base_offset, log.high_watermark):
                 await host.run_exclusive(log.writer.roll)
-            # A rewrite takes the offsets out of the erased set. The last offsets of subjects have
-            # to be corrected before.
+            # A rewrite removes the offsets from the erased set. The last offsets of subjects must
+            # be corrected before that.
             await host.subjects.settled(_SETTLE_SECONDS)
             segment = self._next(log, left)
             if segment is not None:
@@ -125,9 +125,9 @@ class Removals:
 
 
 class Left(NamedTuple):
-    """Erased records whose bytes are still in segments, with about `size_bytes`. `reasons` are
-    sentences; `due_ns` is the time by which the next segment with such records is rewritten, None
-    if that is not known."""
+    """Erased records whose bytes are still in segments, about `size_bytes` in total. `reasons` are
+    sentences. `due_ns` is the time by which the next segment with such records is rewritten; None
+    if it is not known."""
 
     records: int
     size_bytes: int
@@ -136,8 +136,8 @@ class Left(NamedTuple):
 
 
 def left_in(log: Log, settings: StreamSettings, left: ErasedSet, now_ns: int) -> Left:
-    """Describe where the bytes of these erased records are. Reads a few headers if timestamps are
-    not credible."""
+    """Describe where the bytes of these erased records are. If timestamps are not credible, a few
+    headers are read."""
     if not left:
         return Left(0, 0, (), None)
     view, damaged, since_ns = log.view, damaged_files(log), now_ns - window_ns(settings)
@@ -172,8 +172,8 @@ def _end_of(log: Log, segment: Segment) -> int:
 def keep_ids(
     log: Log, segment: Segment, erased: ErasedSet, dedupe: DedupeWindow, since_ns: int
 ) -> None:
-    """Store the hashes of the message ids of the erased records of a segment; durable on return.
-    Ids older than `since_ns` leave the file. Blocking. Raises StorageError, DiskFull."""
+    """Store the hashes of the message ids of the erased records of a segment. Durable on return.
+    Ids older than `since_ns` are removed from the file. Blocking. Raises StorageError, DiskFull."""
     fs, key = log.environment.fs, dedupe.key
     with storage_errors(f"keeping message ids of {log.name}"):
         before = read_kept_ids(fs, log.directory)
@@ -191,7 +191,8 @@ def keep_ids(
 def _collect(
     log: Log, offset: int, erased: ErasedSet, dedupe: DedupeWindow, kept: dict[int, KeptId]
 ) -> int:
-    """Add the ids of the erased records in a piece of the log; returns where to continue."""
+    """Add the ids of the erased records in a piece of the log. Returns the offset at which to
+    continue."""
     try:
         found = log.read_stored(offset, _READ_BYTES)
     except CorruptRange as error:  # unreadable ids are lost anyway

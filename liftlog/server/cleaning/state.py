@@ -109,8 +109,8 @@ class StreamCleaning:
         self.not_before = 0.0
 
     def to_info(self, log: Log, *, enabled: bool, now: float, reason: str = "") -> dict[str, Any]:
-        """Return the field `compaction` of `StreamInfo`. `reason` says why the stream is not being
-        compacted."""
+        """Return the field `compaction` of `StreamInfo`. `reason` is the reason why the stream is
+        not being compacted."""
         state = self._state(enabled=enabled, now=now)
         return {
             "state": state,

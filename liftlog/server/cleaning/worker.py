@@ -2,7 +2,8 @@
 
 It reads jobs from stdin, one per line. For each job it writes lines of progress and one line with
 the result to stdout. All lines are JSON. At the end of stdin it exits at once, even in the middle
-of a job: the files of a job have no effect until the daemon has listed them in the manifest.
+of a job. This is safe, because the files of a job have no effect until the daemon has listed them
+in the manifest.
 
     in   {"kind": "compact", "job": {...}, "max_rate_bytes": 33554432, "idle_rate_bytes": null}
     in   {"idle_seconds": 0.2}
@@ -68,8 +69,8 @@ _MIN_FREE_PART = 20
 """Divisor: on a small file system, 1/20 of its size stays free instead of `_MIN_FREE_BYTES`."""
 
 _LEAST_FREE_PART = 10
-"""Divisor: subject indexes are built only while 1/10 of the file system is free, because messages
-need the space more than reads need the speed."""
+"""Divisor: subject indexes are built only while 1/10 of the file system is free. Messages need the
+space more than reads need the speed."""
 
 _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
     COMPACT: (CompactJob, compact),
@@ -102,7 +103,7 @@ class IdleGrant:
         return self._clock() < self._ends_at
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for this long, or until the next line of the daemon arrives, because that line may
+        """Sleep for this time, or until the next line of the daemon arrives, because that line may
         change the rate."""
         with self._noted:
             self._noted.wait(seconds)
@@ -146,7 +147,7 @@ class RateLimit:
         determine the current rate."""
         now = self._clock()
         if self._rate == math.inf:
-            self._owed_bytes = 0.0  # no burst right after full speed
+            self._owed_bytes = 0.0  # at the end of full speed, no burst is allowed
         else:
             paid = self._owed_bytes - (now - self._paid_at) * self._rate
             self._owed_bytes = max(paid, -_BURST_SECONDS * self._rate)
@@ -158,13 +159,13 @@ class FreeRoom:
     """Ends a job with ENOSPC before the disk is full, because the last space is reserved for
     messages.
 
-    Otherwise a job could use the last bytes, and messages would be refused, although the job's
-    output will replace larger files.
+    Without this check, a job could use the last bytes of the disk, and messages would be refused,
+    although the job's output will replace larger files.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._passed = _LOOK_EVERY_BYTES  # the first check precedes the first byte
+        self._passed = _LOOK_EVERY_BYTES  # so that the first check precedes the first byte
 
     def __call__(self, size_bytes: int) -> None:
         self._passed += size_bytes
@@ -190,7 +191,7 @@ def perform(
     say: Callable[[dict[str, Any]], None],
     grant: IdleGrant | None = None,
 ) -> dict[str, Any]:
-    """Run one job; return the line with its result."""
+    """Run one job. Returns the line with its result."""
     kind, run = _RUNNERS[order["kind"]]
     job = kind.from_dict(order["job"])
     busy_rate, idle_rate = order["max_rate_bytes"], order["idle_rate_bytes"]

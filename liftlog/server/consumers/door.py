@@ -22,8 +22,8 @@ class Delivery(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request of a worker for at most `most` messages, of about `max_bytes` bytes in total.
-    Either `answer` or `refuse` is called, exactly once."""
+    """A worker's request for at most `most` messages, of about `max_bytes` bytes in total. Either
+    `answer` or `refuse` is called, exactly once."""
 
     worker: str
     most: int
@@ -45,12 +45,12 @@ class AcksOf(NamedTuple):
 
 Told = Callable[[LiftlogError | None], None]
 Readable = tuple[str, ...] | None
-"""The subjects that the caller may read, or None for all. The caller may not use a consumer that
+"""The subjects that the caller may read; None for all. The caller may not use a consumer that
 delivers other subjects."""
 
 
 class Door(Protocol):
-    """The consumers with acks of streams that this node leads. All methods raise ConsumerNotFound
+    """The consumers with acks of streams that this node leads. All methods raise ConsumerNotFound,
     and the errors of the broker."""
 
     async def opened(self) -> None:
@@ -67,8 +67,8 @@ class Door(Protocol):
         ...
 
     def rest(self, stream: str, consumer: str, worker: str) -> None:
-        """Answer the waiting request of a worker without messages, or the next request if none is
-        waiting."""
+        """Answer the waiting request of a worker without messages. If no request is waiting, answer
+        the next one in this way."""
         ...
 
     def acknowledge(self, stream: str, consumer: str, acks: AcksOf, told: Told | None) -> None:
@@ -99,7 +99,8 @@ class Door(Protocol):
     async def list(
         self, stream: str, after: str | None, limit: int
     ) -> tuple[list[ConsumerInfo], bool]:
-        """Return consumers in the order of their names, and True if there are more."""
+        """Return consumers in the order of their names. Also return True if there are more
+        consumers."""
         ...
 
     async def delete(self, stream: str, consumer: str) -> None: ...

@@ -1,9 +1,9 @@
 """Appends a message to a stream: publishes it on NATS like any other message, and returns the
 stream's ack.
 
-The appender has a NATS connection of its own, because the daemon's connection is opened with
-`no_echo` and so does not receive messages that it publishes itself. The first append opens this
-connection, which then stays open.
+The appender has its own NATS connection. The daemon's connection is opened with `no_echo`, so it
+does not receive the messages that it publishes itself. The first append opens the appender's
+connection. It then stays open.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Appender:
     ) -> Ack:
         """Publish the message once, and return the stream's ack.
 
-        Raises PublishUnknown after a timeout: the message may have been stored, and it is safe to
+        Raises PublishUnknown after a timeout. The message may then have been stored. It is safe to
         publish it again with the same message id. The caller must have checked that the client may
         administer `stream`. `may_administer` is called for each other stream that records the
         subject, because the client needs the right to administer all of them.
@@ -82,8 +82,8 @@ class Appender:
         if message.expected_last_offset is not None:
             expected = (EXPECTED_LAST_SEQUENCE.encode(), b"%d" % message.expected_last_offset)
             headers = [*without(lines_of(headers), EXPECTED_LAST_SEQUENCE), expected]
-        # Other subscribers may be unable to parse envelopes, so a plain message is sent if
-        # possible.
+        # Other subscribers may be unable to parse envelopes, so the message is sent without an
+        # envelope if possible.
         enveloped = stream.acks == "envelope" or not _fits_header(message.key)
         publisher = await self._publisher(enveloped)
         published = await publisher.publish(
@@ -184,9 +184,9 @@ def _fits_header(key: bytes | None) -> bool:
 
 
 def _is_dead(client: Client) -> bool:
-    """Return True if `client` cannot be used any more: the client is closed, or its read loop has
-    ended, even if the client still reports a connection. The read loop ends after input that
-    nats-py cannot parse."""
+    """Return True if `client` cannot be used any more. Either the client is closed, or its read
+    loop has ended, even if the client still reports a connection. The read loop ends after input
+    that nats-py cannot parse."""
     reading = client._reading_task
     return bool(client.is_closed) or (
         client.is_connected and (reading is None or bool(reading.done()))

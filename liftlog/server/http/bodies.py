@@ -42,7 +42,7 @@ header line above 8 KiB."""
 _PIECE = 500
 """Number of header lines handled at a time."""
 
-_UNRESERVED = "!#$&'()*+,/:;=?@[]^`{|}~ \""  # sent unencoded, like letters
+_UNRESERVED = "!#$&'()*+,/:;=?@[]^`{|}~ \""  # these characters are sent unencoded, like letters
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _Item = TypeVar("_Item")
 FIELDS = frozenset(
@@ -109,7 +109,7 @@ def record_head(record: Record, header_block: bytes) -> list[tuple[str, str]]:
 
     Raises NotRepresentable if the metadata does not fit into headers.
     """
-    if len(header_block) > MAX_HEAD_BYTES:  # checked before the slow parsing
+    if len(header_block) > MAX_HEAD_BYTES:  # checked first, because the parsing is slow
         raise _does_not_fit(record, "the metadata")
     found = [
         (OFFSET, str(record.offset)),
@@ -155,7 +155,8 @@ def _unquoted(text: str) -> bytes:
 
 
 def message_from_json(body: bytes) -> PostedMessage:
-    """Parse a message in JSON. Raises InvalidArgument, whose message names the wrong field."""
+    """Parse a message in JSON. Raises InvalidArgument. The error's message names the wrong
+    field."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -182,8 +183,8 @@ def message_from_json(body: bytes) -> PostedMessage:
 
 
 def message_from_raw(headers: Mapping[str, str], body: bytes) -> PostedMessage:
-    """Parse a raw message. The body is the value; the HTTP headers for all other fields are those
-    of a raw answer."""
+    """Parse a raw message. The body is the value. The HTTP headers for all other fields are the
+    same as in a raw answer."""
     tombstone = headers.get(TOMBSTONE, "false").lower()
     if tombstone not in ("true", "false"):
         raise InvalidArgument(f"{TOMBSTONE}: expected true or false")
@@ -204,7 +205,7 @@ def message_from_raw(headers: Mapping[str, str], body: bytes) -> PostedMessage:
 
 
 def _prefixed(headers: Mapping[str, str]) -> list[tuple[HeaderText, HeaderText]]:
-    """Return the message's own headers in the order in which they were sent; a name can occur
+    """Return the message's own headers in the order in which they were sent. A name can occur
     several times. Other code checks their text later."""
     found: list[tuple[HeaderText, HeaderText]] = []
     for name, value in headers.items():
@@ -232,8 +233,8 @@ def _text_of(found: dict[str, Any], name: str) -> str | None:
 
 
 def _checked_text(name: str, value: str | None) -> str | None:
-    """Raise InvalidArgument for half of a surrogate pair, which JSON can express but UTF-8 cannot
-    encode."""
+    """Raise InvalidArgument for half of a surrogate pair. JSON can express such a half, but UTF-8
+    cannot encode it."""
     try:
         if value is not None:
             value.encode()

@@ -33,8 +33,12 @@ class HostNames:
     page resolve to this machine. The browser then treats this port as part of the page's site, and
     the page can read every answer that needs no credentials. Only the host name in the request
     shows the attack. Therefore such requests are answered only under names that no attacker can
-    register: IP addresses, `localhost`, names without a dot (of a container, a service, this
-    machine), and the configured names in `allowed` (without a port, in any case).
+    register:
+
+    - IP addresses
+    - `localhost`
+    - names without a dot (of a container, a service, this machine)
+    - the configured names in `allowed` (without a port, in any case)
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -106,9 +110,8 @@ class Callers:
         return (await self.identify(request, policy, token)).principal
 
     def recognized(self, request: web.Request) -> str | None:
-        """Return the principal whose token the request carries, if the token was checked before.
-        The result only determines the turn of the request; `identify` must still check the
-        request."""
+        """Return the principal of the token in the request, if the token was checked before. The
+        result only determines the turn of the request. `identify` must still check the request."""
         policy = self.gate.policy
         if policy is None:
             return None
@@ -145,8 +148,8 @@ class Callers:
         The author of the page may be unable to reach this port, but the user's browser can reach
         it. The page may send its requests to this host directly, or to a host name of the attacker
         that resolves to this machine. Programs other than browsers do not send the headers that are
-        checked here. With `navigation` a request is allowed if the user followed a link on a page
-        of another site; the other page cannot read the answer.
+        checked here. If `navigation` is true, a request is also allowed if the user followed a link
+        on a page of another site. The other page cannot read the answer.
         """
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
@@ -161,7 +164,7 @@ class Callers:
 
 
 def is_navigation(request: web.Request) -> bool:
-    """Return True if a browser will show the answer as a whole page, not as a part of another
+    """Return True if a browser will show the answer as a whole page, and not as a part of another
     page."""
     return (
         request.method == "GET"
@@ -173,8 +176,8 @@ def is_navigation(request: web.Request) -> bool:
 async def asks(request: web.Request, principal: str | None) -> Hashable:
     """Store and return the party of this request. The party is the principal, or the client's
     address if the principal is unknown. Parties take turns, and this call returns when it is the
-    party's turn. Before this call, a request counts for its address if its caller was not
-    recognized."""
+    party's turn. Before this call, the request of an unrecognized caller counts for the caller's
+    address."""
     known = principal not in (None, ANONYMOUS)
     party: Hashable = principal if known else place_of(request.remote)
     asker = request.get(ASKER)
@@ -190,7 +193,7 @@ def peer_of(request: web.Request) -> str:
 
 
 def _without_port(host: str) -> str:
-    if host.endswith("]"):  # an IPv6 address
+    if host.endswith("]"):  # the rest is an IPv6 address
         return host
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdecimal() else host

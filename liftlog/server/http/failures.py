@@ -79,8 +79,8 @@ _RETRY_STATUS = frozenset({429, 503, 507})
 def status_of(error: LiftlogError) -> int:
     """Return the HTTP status of an error.
 
-    An error that is missing in the table, for example a code of a later version, gets 503 if it is
-    retriable and 409 otherwise. An error that is not meant for clients gets 500.
+    An error that is not in the table, for example because its code belongs to a later version, gets
+    503 if it is retriable and 409 otherwise. An error that is not meant for clients gets 500.
     """
     if isinstance(error, PublishRefused):
         return _status_of_refusal(error)
@@ -100,12 +100,12 @@ def _status_of_refusal(error: PublishRefused) -> int:
         return 413
     if refusal.err_code == _READ_ONLY:
         return 409
-    # JetStream answers some invalid headers with 500, although the sender caused the error.
+    # For some invalid headers, JetStream answers 500 although the sender caused the error.
     return refusal.code if refusal.code in (400, 429, 503) else 400
 
 
 def failure(error: Exception) -> web.Response:
-    """Return the answer that carries `error`. An error that is not meant for clients is only
+    """Return the answer that contains `error`. If the error is not meant for clients, it is only
     logged, and the answer is INTERNAL."""
     if isinstance(error, PublishRefused):
         return _answer(status_of(error), _refusal_object(error))
@@ -126,7 +126,8 @@ def failure(error: Exception) -> web.Response:
         "details": error.details,
     }
     if error.code:
-        carried = answer_for(error)  # shortens long texts, and drops details that are not plain
+        # This shortens long texts, and drops details that are not plain values.
+        carried = answer_for(error)
         shown |= {"message": carried.message, "hint": carried.hint, "details": carried.details}
         shown["code"] = error.code
     return _answer(status_of(error), shown)

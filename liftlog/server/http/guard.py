@@ -1,9 +1,10 @@
-"""Limits HTTP connections: how many exist, and how long a slow client may take.
+"""Limits the number of HTTP connections, and the time that a slow client may take.
 
-aiohttp limits the size of headers and bodies. It limits neither the number of connections nor the
-time in which a request must arrive or a client must read an answer. This module limits both times
-by one rule: after each answer, the client has `timeout` seconds to read the rest of that answer and
-to send the head of its next request. (The code that reads a body limits the time for the body.)
+aiohttp limits the size of headers and bodies. It does not limit the number of connections, the time
+in which a request must arrive, or the time in which a client must read an answer. This module
+limits both times by one rule: after each answer, the client has `timeout` seconds to read the rest
+of that answer and to send the head of its next request. (The code that reads a body limits the time
+for the body.)
 
 When all places are taken, the guard closes a connection that is not being served. It prefers
 connections that have never presented a valid token. Among these, it chooses the address with the
@@ -39,9 +40,9 @@ _SETTLING_SECONDS = 1.0
 transport in the next turn of the loop, but some connections never get one."""
 _LINGER_SECONDS = 1.0
 _MAX_LINGERING = 64
-"""Maximum number of refused connections that are kept open until the client has read the reason.
-Closing a socket while bytes arrive resets the connection, and the reset can reach the client before
-the answer."""
+"""Maximum number of refused connections that are kept open until the client has read the reason. If
+a socket is closed while bytes arrive, the connection is reset, and the reset can reach the client
+before the answer."""
 
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, no seconds
 
@@ -63,15 +64,15 @@ class _Seat:
         self.guard = guard
         self.connection = connection
         self.since = now
-        self.waits = True  # waits for its next request, or for the client to read an answer
+        self.waits = True  # it waits for the next request, or for the client to read an answer
         self.identifying: asyncio.Task[object] | None = None
         self.is_known = False  # it has presented a valid token
         self.place = ""
 
     @property
     def may_end(self) -> bool:
-        """True if the connection may be closed to make room, because it is not being served. A
-        connection whose token is being checked counts as not served, even if the client has
+        """True if the connection may be closed to make room, because it is not being served. While
+        its token is being checked, a connection counts as not served, even if the client has
         disconnected."""
         return self.waits or self.identifying is not None
 
@@ -92,8 +93,9 @@ def identifying(request: web.Request) -> Iterator[None]:
     """Until the caller is identified, allow the guard to close the connection when it needs a
     place.
 
-    If the check of the caller fails, the connection can be closed until the request ends: many
-    callers may fail at once, and the answers to them must not take the places of health checks.
+    If the check of the caller fails, the guard can close the connection until the request ends.
+    Many callers may fail at once, and the answers to them must not take the places of health
+    checks.
     """
     seat = request.get(_SEAT)
     if seat is not None:
@@ -149,7 +151,8 @@ class ConnectionGuard:
 
         def connection_made(connection: web.RequestHandler, transport: asyncio.Transport) -> None:
             made(connection, transport)
-            if connection not in self._seats:  # it was closed before it got its transport
+            # The connection was closed before it got its transport.
+            if connection not in self._seats:
                 _reset(transport)
 
         def connection_lost(
@@ -188,7 +191,7 @@ class ConnectionGuard:
         handler, not the guard, limits the duration of the request."""
         seat = self._seats.get(request.protocol)
         if seat is None:
-            raise web.HTTPServiceUnavailable  # the guard has just closed it
+            raise web.HTTPServiceUnavailable  # the guard has just closed the connection
         if request.path not in HEALTH_PATHS:
             self.require_place(seat)
         request[_SEAT] = seat
@@ -232,7 +235,7 @@ class ConnectionGuard:
         now = asyncio.get_running_loop().time()
         for seat in list(self._seats.values()):
             if seat.waits and seat.connection.transport is None:
-                if now - seat.since > _SETTLING_SECONDS:  # it has never got a transport
+                if now - seat.since > _SETTLING_SECONDS:  # the connection has never got a transport
                     del self._seats[seat.connection]
             elif seat.may_end and now - seat.since > self.timeout_seconds:
                 self.timed_out_total += 1
@@ -241,7 +244,7 @@ class ConnectionGuard:
             self._schedule()
 
     def _make_room(self) -> bool:
-        """Close a connection that is not being served; return False if all connections are being
+        """Close a connection that is not being served. Returns False if all connections are being
         served."""
         crowds = Counter(seat.find_place() for seat in self._seats.values())
         leaving = min(

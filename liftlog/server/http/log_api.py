@@ -7,8 +7,8 @@
     POST   /api/v1/streams/{stream}/erasures
     GET    /api/v1/streams/{stream}/erasures
 
-The routes without `erasures` read or write one record, or delete the oldest ones. Programs that
-read whole streams use the pull port. docs/reference/http.md is normative.
+The routes without `erasures` read one record, append one record, or delete the oldest records.
+Programs that read whole streams use the pull port. docs/reference/http.md is normative.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _JSON = "application/json"
 _RAW = "application/octet-stream"
 _READERS = 2
 _CATCH_UP_SECONDS = 1.0
-"""Time within which a follower's copy must reach the records that its leader has committed."""
+"""Time, in seconds, within which a follower's copy must receive the records that its leader has
+committed."""
 
 
 TruncatePrefix = Callable[[str, int], Awaitable[Any]]
@@ -60,9 +61,9 @@ return."""
 
 @dataclass(frozen=True, slots=True)
 class LogApiLimits:
-    """Limits on concurrent requests. In total `max_requests` are served at once, and a caller with
-    fewer than `max_of_caller` is always served. Each request may hold `max_body_bytes` or one batch
-    in memory."""
+    """Limits on concurrent requests. In total `max_requests` are served at the same time. A caller
+    with fewer than `max_of_caller` requests is always served. Each request may use the memory of
+    `max_body_bytes` or of one batch."""
 
     max_body_bytes: int = 2 * 2**20
     body_timeout_seconds: float = 30.0
@@ -115,7 +116,7 @@ class LogApi:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                # Runs before the limits, so that unknown callers take no place from known ones.
+                # Runs before the limits, so that unknown callers take no places from known callers.
                 with identifying(request):
                     principal = await self._callers.principal(request)
                 require_place(request)
@@ -173,8 +174,8 @@ class LogApi:
     ) -> Log:
         """Return this node's log of the stream.
 
-        If the leader has committed the record at `offset` and this node's copy lacks it, wait for
-        the copy to catch up. Raises NotLeader if the copy does not catch up within
+        If the leader has committed the record at `offset`, but this node's copy does not have it
+        yet, wait for the copy. Raises NotLeader if the copy does not receive the record within
         `_CATCH_UP_SECONDS`.
         """
         host = self._broker.readable_stream(stream)
@@ -313,8 +314,8 @@ def _offsets(known: StreamInfo | Log) -> dict[str, int]:
 
 
 def _choice(request: web.Request, name: str, known: tuple[str, ...]) -> str:
-    """Return the value of a query parameter, one of `known`; the first value of `known` if the
-    parameter is missing."""
+    """Return the value of a query parameter. It must be one of `known`. If the parameter is
+    missing, return the first value of `known`."""
     value = request.query.get(name, known[0])
     if value not in known:
         raise InvalidArgument(f"{name}: expected one of {', '.join(known)}")

@@ -35,9 +35,10 @@ class HttpPort:
         return bound
 
     async def open(self, make_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Accept connections; `make_protocol` makes the protocol of each. Raises ConfigError if
-        another process listens on the address: the kernel lets several processes bind an address as
-        long as none of them listens."""
+        """Accept connections. `make_protocol` creates the protocol of each connection. Raises
+        ConfigError if another process listens on the address. The bind does not detect this,
+        because the kernel lets several processes bind an address as long as none of them
+        listens."""
         assert self._server is not None, "the address is bound"
         self._make_protocol = make_protocol
         try:
@@ -45,7 +46,7 @@ class HttpPort:
         except OSError as error:
             raise _in_use(self.address, error.strerror or str(error)) from error
         if any(one.fileno() < 0 for one in self._server.sockets):
-            # uvloop raises no error; it closes the socket.
+            # uvloop raises no error here; it closes the socket.
             raise _in_use(self.address, "another process listens there")
 
     def close(self) -> None:

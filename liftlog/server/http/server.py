@@ -28,7 +28,7 @@ NO_ROUTE = "none"
 """Label of requests for a path without a route. The label must not contain the path, because the
 client chose it."""
 CUT_OFF = "cut off"
-"""Label that replaces the status if a request ended before its answer: its connection was closed to
+"""Label that replaces the status if a request ended before its answer. Its connection was closed to
 make room, or the daemon stopped."""
 
 
@@ -43,7 +43,7 @@ class Health(Protocol):
 
     def liveness(self) -> dict[str, Any]: ...
     async def readiness(self, may_read: MayRead | None = None) -> tuple[bool, dict[str, Any]]:
-        """Return True if the daemon can serve clients; if not, the JSON names the reasons.
+        """Return True if the daemon can serve clients. If it cannot, the JSON contains the reasons.
         `may_read` limits the streams that the reasons name."""
         ...
 
@@ -58,8 +58,8 @@ class Metrics(Protocol):
         ...
 
 
-# By default aiohttp sends its own version and Python's in the header `Server`. It has no setting to
-# prevent that, and its answers to input that is not HTTP bypass the middlewares.
+# By default aiohttp sends its own version and Python's version in the header `Server`. It has no
+# setting to prevent this, and its answers to input that is not HTTP bypass the middlewares.
 web_response.SERVER_SOFTWARE = "liftlog"  # type: ignore[attr-defined]
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -99,7 +99,7 @@ class SharedReadiness:
 
     Any client may request the readiness, and the computation takes longer with more streams.
     Therefore an answer is reused for about ten times as long as its computation took. So even a
-    client that sends requests without pause uses at most a tenth of the event loop's time.
+    client that sends requests continuously uses at most a tenth of the event loop's time.
     """
 
     _SHARE = 10.0
@@ -161,11 +161,11 @@ def _route_of(request: web.Request) -> str:
 
 
 class Mounted(Protocol):
-    """A part of the port with routes of its own: the log API or the web page. Closed with the
+    """A part of the port with its own routes: the log API or the web page. It is closed with the
     port."""
 
     def recognized(self, request: web.Request) -> str | None:
-        """Return the principal of the request, if that is known without a slow check."""
+        """Return the principal of the request, if it is known without a slow check."""
         ...
 
     def routes(self) -> list[web.RouteDef]: ...
@@ -276,15 +276,15 @@ class HttpServer:
 
     @web.middleware
     async def _when_serving(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer "starting" until the streams are open, so that a stream that is not open yet is
-        not reported as missing."""
+        """Answer "starting" until the streams are open. Otherwise a stream that is not open yet
+        would be reported as missing."""
         if request.path.startswith("/api/") and not self._health.is_serving:
             return failure(StreamUnavailable("the daemon is starting", hint="try again"))
         return await handler(request)
 
     # --- without credentials ---
-    # A probe is answered under any host name. Under an unknown one it gets only the verdict,
-    # because the request may come from a page of another site.
+    # A probe is answered under any host name. Under an unknown host name the probe gets only the
+    # verdict, because the request may come from a page of another site.
 
     async def _livez(self, request: web.Request) -> web.Response:
         body = self._health.liveness()

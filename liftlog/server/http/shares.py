@@ -10,9 +10,9 @@ from liftlog.errors import LimitExceeded
 
 
 class Shares:
-    """Admits a request if fewer than `total` are in progress, or if its caller has fewer than
-    `share` in progress. So the number of requests can exceed `total` by at most `share` for each
-    caller. Belongs to one event loop."""
+    """Admits a request if fewer than `total` requests are in progress, or if its caller has fewer
+    than `share` requests in progress. So the number of requests can exceed `total` by at most
+    `share` for each caller. Belongs to one event loop."""
 
     def __init__(self, total: int, share: int) -> None:
         self._total, self._share = total, share

@@ -152,8 +152,8 @@ class NatsLink:
         return self._connection is not None and self._connection.lame_duck
 
     def send(self, commands: bytes) -> None:
-        """Queue commands (acks). Without a connection the acks are lost. A publisher that waits for
-        an ack then publishes again."""
+        """Queue commands (acks). Acks are lost without a connection; their publishers then publish
+        again."""
         max_payload_bytes = self.max_payload_bytes
         if 0 < max_payload_bytes < len(commands):
             commands = self._within_payload(commands, max_payload_bytes)
@@ -174,8 +174,8 @@ class NatsLink:
         await connection.room()
 
     def _within_payload(self, commands: bytes, max_payload_bytes: int) -> bytes:
-        """Drop commands that are too large. If such a command were sent, the server would close the
-        connection, and messages of other streams would be lost."""
+        """Drop commands that are too large. Otherwise the server would close the connection, and
+        messages of other streams would be lost."""
         commands, left_out = within_payload(commands, max_payload_bytes)
         if left_out:
             self.counters.acks_oversized += left_out
@@ -378,7 +378,7 @@ class NatsLink:
         if connection is None or not connection.connected:
             raise NatsUnavailable("there is no connection to NATS at the moment")
         # A new subscription may have the same subjects as one that waits for its end. Stop the old
-        # subscription first, so that no message arrives for both.
+        # one first, so that no message arrives for both.
         connection.stop([one for one, _ in self._leaving.waiting])
         self._book.answered(missing, await connection.subscribe(missing))
 

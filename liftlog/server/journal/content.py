@@ -1,4 +1,5 @@
-"""Reads the log of the journal: at the start the whole log, later single consumers. Blocking."""
+"""Reads the log of the journal: the whole log at the start, and single consumers later.
+Blocking."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class StoredConsumer(NamedTuple):
     """A consumer as stored in the journal: its snapshot, and the later changes."""
 
     settings: bytes
-    """The latest settings, which can be newer than the snapshot."""
+    """The latest settings. They can be newer than the snapshot."""
     state: bytes
     version: StateVersion
     """The version of the snapshot."""
@@ -48,7 +49,7 @@ class StoredConsumer(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the snapshot and of the later changes."""
+        """Size, in bytes, of the snapshot and of the later changes."""
         return len(self.state) + sum(len(delta) for _, delta in self.deltas)
 
 
@@ -62,7 +63,7 @@ class Content:
     losses: list[int] = field(default_factory=list)
     """First offsets of the lost ranges whose records may have been synced."""
     synced_below: int = 0
-    """According to later records, all records below this offset had been synced."""
+    """Later records show that all records below this offset had been synced."""
 
 
 # --- all of it ---
@@ -73,12 +74,12 @@ def read_content(log: Log, unsynced_losses: Collection[int] = ()) -> Content:
     found.
 
     Damaged records are lost, and their consumers return to an older state. If the lost records had
-    been synced, each consumer that may have had one of the lost records becomes uncertain. Raises
-    StorageError if files cannot be read, NewerFormat.
+    been synced, each consumer that may have had one of them becomes uncertain. Raises StorageError
+    if files cannot be read. Raises NewerFormat.
     """
     content = Content(unsynced_losses=set(unsynced_losses))
     ledger = content.ledger
-    keys: dict[bytes, tuple[ConsumerKey, int]] = {}  # size: without the value
+    keys: dict[bytes, tuple[ConsumerKey, int]] = {}  # the number is the size without the value
     for offset, raw_key, value in _records(log, lambda first: _lose(content, first)):
         try:
             found = keys.get(raw_key)
@@ -122,7 +123,7 @@ def _records(log: Log, lost: Callable[[int], None]) -> Iterator[_Raw]:
             lost(error.first_offset)
             offset = error.next_offset
             continue
-        except OffsetOutOfRange as error:  # the loss reaches beyond the end
+        except OffsetOutOfRange as error:  # the loss extends beyond the end of the log
             _report(offset, log.high_watermark, error)
             lost(offset)
             return
@@ -132,7 +133,7 @@ def _records(log: Log, lost: Callable[[int], None]) -> Iterator[_Raw]:
             first, raw = piece.first_offset, piece.pread()
             place = Place(first, piece.next_offset)
         reached = yield from _of_batches(raw, offset, place, lost)
-        if reached == offset:  # it was damaged after `read` looked at it
+        if reached == offset:  # the batch was damaged after `read` had examined it
             reached = max(piece.next_offset, offset + 1)
             _report(offset, reached, "a damaged batch header")
             lost(offset)
@@ -142,7 +143,7 @@ def _records(log: Log, lost: Callable[[int], None]) -> Iterator[_Raw]:
 def _of_batches(
     raw: bytes, offset: int, place: Place, lost: Callable[[int], None]
 ) -> Generator[_Raw, None, int]:
-    """Yield the records of whole batches from `offset` on; return the offset that follows. If the
+    """Yield the records of whole batches from `offset` on. Returns the offset that follows. If the
     batches end in damage, a read from this offset shows how far the damage extends."""
     reached, position = offset, 0
     while position < len(raw):
@@ -206,8 +207,8 @@ def read_consumer(log: Log, key: ConsumerKey, entry: Entry) -> StoredConsumer:
 
 
 class _Reader:
-    """Reads single records. The reader keeps the batches of its last read, because records of a
-    chain are often neighbours."""
+    """Reads single records. The reader keeps the batches of its last read, because the records of a
+    chain are often near to each other."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -266,7 +267,7 @@ class _Reader:
         raise CorruptBatch(f"there is another record at offset {offset}")
 
     def _position(self, offset: int) -> int:
-        """Return the position of the batch that may have `offset`. Raises CorruptBatch."""
+        """Return the position of the batch that may contain `offset`. Raises CorruptBatch."""
         batches, size = self._batches, len(self._raw)
         while self._parsed_bytes < size and not (batches and batches[-1][0] >= offset):
             header = parse_header(self._raw, self._parsed_bytes)

@@ -29,11 +29,10 @@ class JournalHolder:
         settings: ConsumerSettings,
         records: StreamRecords | None,
     ) -> None:
-        """`records` is the file in which the existence of the journal is noted; None in a
-        cluster."""
+        """`records` is the file that states whether a journal exists. It is None in a cluster."""
         self.opened: Journal | None = None
-        """The open journal; None if this daemon has no consumers with acks, or if the journal could
-        not be opened."""
+        """The open journal. It is None if this daemon has no consumers with acks, or if the journal
+        could not be opened."""
         self._data_dir = data_dir
         self._pool = pool
         self._settings = settings
@@ -44,7 +43,7 @@ class JournalHolder:
         self._was_opened = asyncio.Event()
 
     async def open(self) -> None:
-        """Open the journal if there is one. After an error no journal is open until the next start.
+        """Open the journal if it exists. After an error no journal is open until the next start.
         Raises NewerFormat, StorageError, DiskFull, CorruptMetadata."""
         try:
             self.opened = await open_journal(self._data_dir, self._pool, self._settings)
@@ -55,13 +54,14 @@ class JournalHolder:
             self._was_opened.set()
 
     async def was_opened(self) -> None:
-        """Wait until the journal was opened, or could not be opened."""
+        """Wait until the journal was opened, or until opening it has failed."""
         await self._was_opened.wait()
 
     async def check_held(self) -> str:
         """Note in the records that the data directory has a journal. If the records name a journal
         but its directory is missing, return a problem, and create no journal until the next start.
-        A new journal would not contain the consumers, and they would deliver all records again."""
+        A new journal would not contain the earlier consumers. Clients would then create them again,
+        and they would deliver all records again."""
         records = self._records
         if records is None or self.problem is not None:
             return ""
@@ -84,8 +84,8 @@ class JournalHolder:
         return why
 
     async def get(self) -> Journal:
-        """Return the journal, and create it for the first consumer. Raises StreamUnavailable if the
-        journal could not be opened, StorageError, DiskFull."""
+        """Return the journal. If it does not exist, create it for the first consumer. Raises
+        StreamUnavailable if the journal could not be opened. Raises StorageError, DiskFull."""
         if self.problem is not None:
             raise StreamUnavailable(
                 f"the journal of consumers could not be opened: {self.problem}",
@@ -94,7 +94,7 @@ class JournalHolder:
         if self.opened is None and self._creation is None:
             self._creation = asyncio.create_task(self._create(), name="journal-create")
         if self._creation is not None:
-            # The thread that creates the journal continues if the request is cancelled.
+            # If the request is cancelled, the thread that creates the journal continues.
             await asyncio.shield(self._creation)
         assert self.opened is not None
         return self.opened
@@ -139,7 +139,8 @@ class JournalHolder:
             yield Condition.of("consumers_uncertain", text)
 
     async def close(self) -> None:
-        """Close the journal, while the writer threads run and before the data directory closes."""
+        """Close the journal. Call this while the writer threads run, and before the data directory
+        is closed."""
         if self._creation is not None:
             await asyncio.gather(self._creation, return_exceptions=True)
         journal, self.opened = self.opened, None

@@ -45,8 +45,7 @@ class Jobs:
 
 
 def typed(error: Exception) -> LiftlogError:
-    """Return the error as a LiftlogError. An error of any other type is a defect, which is
-    logged."""
+    """Return the error as a LiftlogError. An error of any other type is a defect, and is logged."""
     if isinstance(error, LiftlogError):
         return error
     logger.error("internal-error error=%r", error)

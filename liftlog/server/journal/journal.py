@@ -1,9 +1,10 @@
 """The journal of consumers: writes their changes, syncs them, and keeps its log short.
 
-The changes of one turn of the event loop are one append, even if they belong to different consumers
-and streams. One sync confirms everything that was written before it. A sync runs in a writer
-thread, and appends continue during the sync. If a write or a sync fails, all waiting futures get
-the error. The journal drops no change: it retries all changes that are not synced, in their order.
+The changes of one turn of the event loop form one append, even if they belong to different
+consumers and streams. One sync confirms everything that was written before it. A sync runs in a
+writer thread, and appends continue during the sync. If a write or a sync fails, all waiting futures
+get the error. The journal drops no change: it retries all changes that are not synced, in their
+order.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LAST_RETRY_SECONDS = 5.0
 
 Read = TypeVar("Read")
 Waiting = list[tuple[int, asyncio.Future[None]]]
-"""Futures with the positions that they wait for."""
+"""Futures, each with the position that it waits for."""
 
 
 class Journal:
@@ -66,7 +67,7 @@ class Journal:
         self._jobs = jobs = Jobs(pool)
         self._upkeep = Upkeep(store, jobs, self.counters, wake=self._soon)
         self._is_working = False
-        self._is_appending = False  # in a thread
+        self._is_appending = False  # True while an append runs in a thread
         self._must_sync = False
         self._is_closed = False
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -88,8 +89,8 @@ class Journal:
     # --- writing ---
 
     def check_writable(self) -> None:
-        """Raise the error of the last write or sync, if it failed: DiskFull, StorageError.
-        Consumers must not deliver or confirm anything while this method raises an error. Raises
+        """Raise the error of the last write or sync if it failed: DiskFull, StorageError. While
+        this method raises an error, consumers must not deliver or confirm anything. Raises
         ShuttingDown after `close`."""
         if self._is_closed:
             raise ShuttingDown("the journal of consumers is closed")
@@ -97,17 +98,18 @@ class Journal:
             raise self.problem
 
     async def writable(self) -> None:
-        """Wait until writes and syncs succeed again, and all changes accepted before are synced."""
+        """Wait until writes and syncs succeed again and all changes that were accepted before are
+        synced."""
         await self._recovered.wait()
 
     def write(self, changes: Iterable[Change]) -> int:
         """Accept changes, to be appended at the end of this turn of the loop. Returns the position
         of the last change.
 
-        The journal keeps the order of the changes. It drops a delta or settings of a consumer that
-        does not exist. While writes fail, the changes wait, and are written later. So if a client
-        gets a refusal for a change that was accepted, the caller must write another change that
-        undoes it.
+        The journal keeps the order of the changes. If a consumer does not exist, its deltas and
+        settings are dropped. While writes fail, the changes wait, and are written later. So if a
+        client gets a refusal for a change that the journal has accepted, the caller must write
+        another change that undoes it.
         """
         self._accept(list(changes))
         self._soon()
@@ -119,7 +121,7 @@ class Journal:
             self._turn()
 
     def sync_soon(self) -> None:
-        """Request a sync of all accepted changes at once, like `synced` but without a future."""
+        """Request a sync of all accepted changes at once. Like `synced`, but returns no future."""
         self._must_sync = True
         self._soon()
 
@@ -135,7 +137,7 @@ class Journal:
 
     @property
     def unsynced(self) -> int:
-        """Number of accepted changes that are not synced. These changes are kept in memory."""
+        """Number of accepted changes that are not synced. They are kept in memory."""
         return self._accepted - self.synced_position
 
     @property
@@ -193,7 +195,7 @@ class Journal:
     def _append(self) -> None:
         prepared = self._store.prepare(self._queue)
         if prepared.size_bytes > _INLINE_BYTES or self._store.rolls(prepared):
-            if not self._is_working:  # otherwise appended after the running sync
+            if not self._is_working:  # otherwise the changes are appended after the running sync
                 self._queue = []
                 self._is_appending = True
                 self._work(
@@ -266,7 +268,7 @@ class Journal:
         except Exception as caught:  # noqa: BLE001  # a supervisor: the journal tries again
             error = typed(caught)
         budget.spent(time.perf_counter() - began)
-        # The next turn of the loop has its own share, whether messages come from NATS or not.
+        # The next turn of the loop gets its own budget, whether messages come from NATS or not.
         asyncio.get_running_loop().call_soon(budget.begin_chunk)
         self._sync_ended(error)
 
@@ -308,7 +310,7 @@ class Journal:
     # --- failures ---
 
     def _failed(self, error: LiftlogError) -> None:
-        """Set the error on all waiting futures, and schedule a retry."""
+        """Pass the error to all waiting futures, and schedule a retry."""
         self.counters.failures += 1
         logger.error("journal-not-written error=%s retry_seconds=%.1f", error, self._retry_seconds)
         if isinstance(error, SyncFailed):
@@ -330,7 +332,7 @@ class Journal:
 
     def _retry(self) -> None:
         self._retry_timer = None
-        if self._is_working:  # a sync was running when an append failed
+        if self._is_working:  # an append failed while a sync was running
             self._retry_later()
         elif self._store.must_abandon:
             self._work(self._store.abandon, self._abandoned)
@@ -379,9 +381,9 @@ class Journal:
         return await self._read(key, self._store.read)
 
     async def records_of(self, key: ConsumerKey) -> list[Change]:
-        """Read the records of a consumer, from its snapshot on; empty if there is no such consumer.
-        Call this only while the consumer does not change. Waits like `load`, and raises the same
-        errors."""
+        """Read the records of a consumer, from its snapshot on. The result is empty if the consumer
+        does not exist. Call this only while the consumer does not change. Waits like `load`, and
+        raises the same errors."""
         return await self._read(key, self._store.read_changes) or []
 
     async def _read(
@@ -401,7 +403,8 @@ class Journal:
             try:
                 return await asyncio.to_thread(read, key, entry)
             except StorageError:
-                # The upkeep may have copied the consumer meanwhile, and cut the read records off.
+                # Meanwhile, the upkeep may have copied the consumer, and removed the records that
+                # were read.
                 if self._store.ledger.entries.get(key) == entry:
                     raise
 
@@ -409,8 +412,8 @@ class Journal:
 
     async def close(self) -> ActiveState | None:
         """Write and sync the accepted changes, and close the log. Returns the state of the log's
-        end, for the clean marker; None if some changes are not synced. The writer threads must
-        still run."""
+        end for the clean marker. Returns None if some changes are not synced. The writer threads
+        must still run."""
         try:
             await self.synced(self._accepted)
         except LiftlogError as error:
@@ -437,4 +440,5 @@ def _settle(waiting: Waiting, position: int) -> None:
 def _fail(future: asyncio.Future[None], error: LiftlogError) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # then asyncio does not report an error that nobody has awaited
+        # Without this call, asyncio would report an error that nobody has awaited.
+        future.exception()

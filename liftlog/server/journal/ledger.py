@@ -1,7 +1,7 @@
 """Stores, for each consumer, the offsets and sizes of its snapshot and of its newest record in the
 log. Marks consumers whose records may be lost. Pure.
 
-The ledger follows the log record by record, at the start (`replay`) and with each append (`add`).
+The ledger processes the log record by record, at the start (`replay`) and with each append (`add`).
 Changes that are not synced can be rolled back, because a failed sync drops the end of the log.
 """
 
@@ -23,8 +23,8 @@ from liftlog.server.journal.records import (
 )
 
 MAX_DELTA_BYTES = 64 * 1024
-"""A consumer with more than this number of bytes of deltas gets a new snapshot, unless its present
-snapshot is larger than the deltas."""
+"""If a consumer has more than this number of bytes of deltas, it gets a new snapshot, unless its
+present snapshot is larger than the deltas."""
 
 
 class Entry(NamedTuple):
@@ -95,8 +95,8 @@ class Ledger:
         return entry is not None and entry.is_uncertain
 
     def floor(self) -> int | None:
-        """Return the lowest offset of the needed records, including records that are needed after a
-        rollback of the unsynced changes; None if no record is needed."""
+        """Return the lowest offset of the needed records; None if no record is needed. Records that
+        a rollback of the unsynced changes would need are included."""
         bases = [one.base for one in self.entries.values()]
         for undo in (self._unsynced, self._syncing):
             bases += [one.base for one in undo.values() if one is not None]
@@ -107,8 +107,8 @@ class Ledger:
         return [key for key, one in self.entries.items() if one.base < offset]
 
     def heaviest(self, excess_bytes: int) -> list[ConsumerKey]:
-        """Return the consumers with the most bytes of deltas: as many as are needed to reach
-        `excess_bytes`."""
+        """Return the consumers with the most bytes of deltas. The deltas of the returned consumers
+        have at least `excess_bytes` in total."""
         found: list[ConsumerKey] = []
         count = 16
         while True:
@@ -147,7 +147,7 @@ class Ledger:
         the record does not follow the last known record of its consumer, the consumer returns to an
         older state.
 
-        `losses` are the first offsets of lost records before this record. If none of the lost
+        `losses` are the first offsets of the lost ranges before this record. If none of the lost
         records had been synced, the consumer does not become uncertain.
         """
         kind, flags, _, epoch, unsynced, number, previous = head
@@ -164,7 +164,7 @@ class Ledger:
         self._take(key, kind, (epoch, number), size, offset, bool(flags & UNCERTAIN))
 
     def doubt_before(self, offset: int) -> None:
-        """Mark the consumers that may have had a record at or after `offset`, because synced
+        """Mark the consumers that may have had a record at or above `offset`, because synced
         records from this offset on are lost."""
         for key, entry in self.entries.items():
             if entry.last < offset:
@@ -192,7 +192,7 @@ class Ledger:
             self._put(key, Entry(offset, offset, size, 0, *version, is_uncertain))
             return
         base, _, base_bytes, delta_bytes = entry[:4]
-        # This runs for each delta. The constructor of the NamedTuple would take twice as long.
+        # This code runs for each delta. The constructor of the NamedTuple would take twice as long.
         fields = (base, offset, base_bytes, delta_bytes + size, *version, is_uncertain)
         self.entries[key] = tuple.__new__(Entry, fields)
         self.delta_bytes += size
@@ -207,7 +207,7 @@ class Ledger:
             self.lost.discard(lost)
 
     def _put(self, key: ConsumerKey, entry: Entry | None) -> None:
-        """Replace the entry of a consumer; None removes it."""
+        """Replace the entry of a consumer. None removes the entry."""
         self.lost.discard(key)
         before = self.entries.pop(key, None)
         if before is not None:
@@ -227,7 +227,7 @@ class Ledger:
     # --- syncs ---
 
     def sync_begins(self) -> None:
-        """Note that a sync begins. The sync covers the records that were added so far, and no later
+        """Note that a sync begins. It covers the records that were added so far, and no later
         records."""
         for key, entry in self._unsynced.items():
             self._syncing.setdefault(key, entry)
@@ -238,7 +238,7 @@ class Ledger:
         self._syncing = {}
 
     def take_back(self) -> None:
-        """Roll back to the last synced state, because the rest of the log was dropped."""
+        """Roll back to the last synced state, because the log was truncated there."""
         for undo in (self._unsynced, self._syncing):
             for key, entry in undo.items():
                 self._put(key, entry)
@@ -246,7 +246,7 @@ class Ledger:
 
 
 class Chainer:
-    """Chains changes that are about to be appended together, on top of a ledger."""
+    """Chains changes that are about to be appended in one append, on top of a ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._entries = ledger.entries
@@ -254,8 +254,9 @@ class Chainer:
         self._deleted: set[str] = set()
 
     def chain(self, change: Change, offset: int, durable_end: int) -> Chaining | None:
-        """Return the header fields that chain a change at `offset`; None if the consumer does not
-        exist, so that the change has no effect. Call this method in the order of offsets."""
+        """Return the header fields that chain a change at `offset`. Return None if the consumer
+        does not exist, so that the change has no effect. Call this method in the order of
+        offsets."""
         key = change.key
         last, is_uncertain = self._end(key)
         if not last and change.kind in (Kind.DELTA, Kind.SETTINGS):
@@ -272,8 +273,8 @@ class Chainer:
         return Chaining(last, offset - durable_end, is_uncertain)
 
     def _end(self, key: ConsumerKey) -> tuple[int, bool]:
-        """Return the offset of the newest record of a consumer, or 0 if it has none. Also return
-        True if the consumer is uncertain."""
+        """Return the offset of the newest record of a consumer; 0 if it has none. Also return True
+        if the consumer is uncertain."""
         found = self._ends.get(key)
         if found is not None:
             return found

@@ -27,7 +27,7 @@ class Names:
             self._by_stream.pop(incarnation, None)
 
     def has(self, key: ConsumerKey) -> bool:
-        """Return True if there is this consumer."""
+        """Return True if this consumer exists."""
         return key.consumer in self._by_stream.get(key.incarnation, ())
 
     def of(self, incarnation: str) -> set[str]:

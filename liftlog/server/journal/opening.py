@@ -1,9 +1,9 @@
 """Opens the journal, or creates it for the first consumer. Blocking work runs in threads.
 
 The journal is a log in the directory `streams/_deliveries`. It is not a stream: clients cannot list
-it, read it, publish to it or change it. The manifest stores the format version of its records in
-the place of a stream's settings. Versions of liftlog without consumers treat the journal as a
-stream with an unknown setting: they report the journal, and do not change it.
+it, read it, publish to it or change it. In its manifest, the format version of its records replaces
+a stream's settings. Versions of liftlog without consumers treat the journal as a stream with an
+unknown setting. They report it, and do not change it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ async def open_journal(
     data_dir: DataDir, pool: WriterPool, settings: ConsumerSettings
 ) -> Journal | None:
     """Open the journal. Returns None if it does not exist. Raises StorageError, DiskFull,
-    CorruptMetadata, and NewerFormat if a newer version of liftlog has written it; an error leaves
-    the files unchanged."""
+    CorruptMetadata. Raises NewerFormat if a newer version of liftlog has written the journal. An
+    error leaves the files unchanged."""
     store = await asyncio.to_thread(open_store, data_dir)
     return None if store is None else _journal(store, pool, settings)
 
@@ -51,7 +51,7 @@ async def open_journal(
 async def create_journal(
     data_dir: DataDir, pool: WriterPool, settings: ConsumerSettings
 ) -> Journal:
-    """Create the journal, for the first consumer of this daemon. Durable on return. Raises
+    """Create the journal for the first consumer of this daemon. Durable on return. Raises
     StorageError, DiskFull."""
     return _journal(await asyncio.to_thread(create_store, data_dir), pool, settings)
 
@@ -59,9 +59,9 @@ async def create_journal(
 async def close_journal(
     data_dir: DataDir, journal: Journal, records: StreamRecords | None = None
 ) -> None:
-    """Close the journal, before `data_dir` is closed. A journal without consumers is removed, so
-    that versions of liftlog without consumers can use the data directory again. Before that, its
-    name is removed from the file `records`."""
+    """Close the journal before `data_dir` is closed. If the journal has no consumers, remove its
+    name from the file `records`, and then remove the journal. Versions of liftlog without consumers
+    can then use the data directory again."""
     state = await journal.close()
     if state is not None and not journal.ledger and not journal.ledger.lost:
         if records is not None:
@@ -145,8 +145,8 @@ def _check_form(metadata: Mapping[str, Any]) -> None:
 
 
 def _own_environment(shared: LogEnvironment) -> LogEnvironment:
-    """Return an environment in which each file keeps its own descriptor. With shared descriptors, a
-    file could not be written during its sync."""
+    """Return an environment in which each file keeps its own descriptor. If descriptors were
+    shared, a file could not be written during its sync."""
     fs: FileSystem = OsFileSystem() if isinstance(shared.fs, SharedDescriptors) else shared.fs
     own = LogEnvironment.create(
         fs, shared.clock, max_open_files=8, cached_indexes=8, synced=shared.synced

@@ -12,7 +12,7 @@ The key of a record is `<incarnation of the stream>/<consumer>`. Its value begin
     16   8  number          u64  ... and number
     24   8  previous        u64  offset of the consumer's record before this one; 0: none
 
-`previous` chains the records of one consumer, the newest first. The chain leads from the newest
+`previous` links each record of a consumer to the record before it. This chain leads from the newest
 record to the snapshot, and shows whether a record is missing. `unsynced` shows which records were
 certainly synced before this record was written.
 """
@@ -92,8 +92,8 @@ class Change(NamedTuple):
         settles: bool = False,
     ) -> Change:
         """Return a change with the whole state of a consumer. It replaces all earlier records of
-        the consumer. `settles` is true if the state comes from another replica or was reset, so
-        that records that this node has lost no longer matter."""
+        the consumer. Set `settles` if the state comes from another replica or was reset. Records
+        that this node has lost then no longer matter."""
         return cls(key, Kind.SNAPSHOT, version, settings, state, settles)
 
     @classmethod
@@ -108,12 +108,12 @@ class Change(NamedTuple):
 
     @classmethod
     def deleted(cls, key: ConsumerKey) -> Change:
-        """Return the change for a consumer that was deleted, or could not be created."""
+        """Return the change for a consumer that was deleted or could not be created."""
         return cls(key, Kind.DELETED, _NO_VERSION, b"", b"")
 
     @classmethod
     def stream_deleted(cls, incarnation: str) -> Change:
-        """Return the change for a stream that was deleted, together with all its consumers."""
+        """Return the change for a stream that was deleted with all its consumers."""
         return cls.deleted(ConsumerKey(incarnation, ""))
 
 

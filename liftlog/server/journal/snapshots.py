@@ -1,8 +1,13 @@
 """Decides which consumers are written again as snapshots, so that the log stays short.
 
-A consumer is written again if it has many deltas, if all consumers together have too many deltas,
-or if its records keep old segments on the disk. The owner of the consumers makes the snapshot. If
-the owner does not have a consumer in memory, the records of that consumer are copied unchanged.
+A consumer is written again in three cases:
+
+- It has many deltas.
+- All consumers together have too many deltas.
+- Its records keep old segments on the disk.
+
+The owner of the consumers creates the snapshot. If the owner does not have a consumer in memory,
+the records of that consumer are copied unchanged.
 """
 
 from __future__ import annotations
@@ -15,15 +20,16 @@ from liftlog.server.journal.records import Change, ConsumerKey
 from liftlog.server.journal.storing import SEGMENT_BYTES
 
 MAX_ALL_DELTA_BYTES = 16 * 1024 * 1024
-"""Maximum number of bytes of deltas in the log, because a start has to apply all of them."""
+"""Maximum number of bytes of deltas in the log. The limit exists because a start has to apply all
+of them."""
 
 _KEPT_DELTA_BYTES = 12 * 1024 * 1024
 _TURN_SECONDS = 0.002
 _SPARE_BYTES = 2 * SEGMENT_BYTES
 
 Owner = Callable[[ConsumerKey], Change | None]
-"""Function that returns the snapshot of a consumer: its state after exactly the changes that were
-passed to the journal; None if the consumer is not in memory."""
+"""Function that returns the snapshot of a consumer. The snapshot contains exactly the changes that
+were passed to the journal. Returns None if the consumer is not in memory."""
 
 
 class Snapshots:
@@ -32,12 +38,13 @@ class Snapshots:
     def __init__(self, ledger: Ledger) -> None:
         self.owner: Owner = lambda key: None
         self.copies: dict[ConsumerKey, None] = {}
-        """Consumers with records that are due for a copy."""
+        """Consumers whose records are due to be copied."""
         self._ledger = ledger
         self._heavy: dict[ConsumerKey, None] = {}
         self._moving: dict[ConsumerKey, None] = {}
-        self._refused: dict[ConsumerKey, int] = {}  # bytes of deltas without a snapshot
-        self._looked_at_bytes = 0  # all deltas, when too many were found last
+        # Bytes of deltas of consumers whose owner gave no snapshot.
+        self._refused: dict[ConsumerKey, int] = {}
+        self._looked_at_bytes = 0  # bytes of all deltas when they last exceeded the limit
 
     @property
     def are_due(self) -> bool:
@@ -71,7 +78,7 @@ class Snapshots:
             self._heavy[key] = None
 
     def is_too_large(self, size_bytes: int) -> bool:
-        """Return True if a log of this size holds more old records than needed records."""
+        """Return True if a log of this size contains more old records than needed records."""
         ledger = self._ledger
         return size_bytes > 2 * (ledger.base_bytes + ledger.delta_bytes) + _SPARE_BYTES
 

@@ -1,10 +1,10 @@
 """The log of the journal and its ledger: appends, syncs, rolls back after a failed sync, and cuts
 off old segments. Each change has a position: its number since the start. Changes that are appended
-but not synced stay in memory, so that they can be appended again after a failed sync.
+but not synced stay in memory. After a failed sync, they are appended again.
 
-Threads: all methods except `write`, `sync`, `abandon` and `cut` belong to the event loop. These
-four may run in another thread. Only one of `write`, `sync` and `abandon` may run at a time, with
-one exception: `write` may run during `sync` if it does not roll to another segment.
+Threads: `write`, `sync`, `abandon` and `cut` may run in another thread. All other methods belong to
+the event loop. Only one of `write`, `sync` and `abandon` may run at a time, with one exception:
+`write` may run during `sync` if it does not roll to another segment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Prepared(NamedTuple):
 
     changes: Sequence[Change]
     offsets: Sequence[int]
-    """The offset of each change; 0 for a change that is not written because its consumer does not
+    """The offset of each change. It is 0 if the change is not written because its consumer does not
     exist."""
     batches: list[EncodedBatch]
     size_bytes: int
@@ -55,7 +55,7 @@ class JournalStore:
         self.synced_position = 0
         """All changes up to this position were fdatasynced."""
         self.must_abandon = False
-        """True after a failed sync: no append is allowed before `abandon`."""
+        """True after a failed sync. No append is allowed before `abandon`."""
         self._unsynced: deque[tuple[int, Change]] = deque()
         self._syncing_position = 0
 
@@ -106,7 +106,7 @@ class JournalStore:
         return EncodedBatch(data, base, base + count, count, stamp, stamp)
 
     def rolls(self, prepared: Prepared) -> bool:
-        """Return True if `write` begins another segment, which takes several syncs."""
+        """Return True if `write` will begin another segment, which takes several syncs."""
         batches = prepared.batches
         return bool(batches) and self.log.writer.must_roll(
             prepared.size_bytes, batches[-1].next_offset
@@ -133,7 +133,7 @@ class JournalStore:
     # --- syncs ---
 
     def sync_begins(self) -> None:
-        """Record that a sync begins, which covers all changes written so far."""
+        """Record that a sync begins. It covers all changes written so far."""
         self.ledger.sync_begins()
         self._syncing_position = self.written_position
 
@@ -193,8 +193,8 @@ class JournalStore:
         return self.log.view.size_bytes
 
     def cut_offset(self) -> int | None:
-        """Return an offset below which no record is needed; None if a cut there would free no
-        segment."""
+        """Return an offset below which no record is needed. Return None if a cut there would free
+        no segment."""
         segments = self.log.segments
         if len(segments) < 2:
             return None
@@ -204,8 +204,8 @@ class JournalStore:
         return offset if segments[0].next_offset <= offset else None
 
     def cut(self, offset: int) -> int:
-        """Remove the segments below `offset`; returns their bytes. Durable on return. Raises
-        StorageError, DiskFull. Any thread may call it."""
+        """Remove the segments below `offset`. Returns the number of bytes freed. Durable on return.
+        Raises StorageError, DiskFull. Any thread may call it."""
         return self.log.structure.remove_before(offset, self.log.segment_count)
 
     def close(self) -> ActiveState | None:

@@ -56,8 +56,8 @@ def encode_change(sent: Sent) -> bytes:
 
 
 def encode_snapshot_records(changes: Sequence[Change], version: StateVersion) -> bytes:
-    """Encode the records of a consumer, from its snapshot on, as the consumer's state of
-    `version`."""
+    """Encode the stored records of a consumer, from its snapshot on. They are encoded as the
+    consumer's state of `version`."""
     return b"".join(
         [
             encode_change(Sent(change._replace(version=version), continues=index > 0))
@@ -86,7 +86,8 @@ def _decoded(incarnation: str, epoch: int, body: bytes) -> Iterator[Sent]:
             raise CorruptBatch("the changes of consumers end in the middle of one")
         key, version = ConsumerKey(incarnation, name), StateVersion(epoch, number)
         settings, state = body[settings_at:state_at], body[state_at:at]
-        # Lost records do not matter here, because the state comes from another replica.
+        # Records that this node has lost do not matter, because the state comes from another
+        # replica.
         settles = _KINDS[kind] is Kind.SNAPSHOT
         change = Change(key, _KINDS[kind], version, settings, state, settles)
         yield Sent(change, bool(flags & _CONTINUES))

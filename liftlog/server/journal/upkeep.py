@@ -56,7 +56,7 @@ class Upkeep:
     ) -> None:
         self.snapshots = Snapshots(store.ledger)
         self.must_look = True
-        """True if the log may have become too long. A check then follows the next sync."""
+        """True if the log may have become too long. The next sync is then followed by a check."""
         self.needs_sync = False
         """True if a consumer cannot be copied before the next sync."""
         self._store = store
@@ -101,7 +101,7 @@ class Upkeep:
         self._is_cutting = False
         self._counters.cut_bytes += sum(freed)
         if error is not None:
-            self.must_look = False  # stays so until there is another segment
+            self.must_look = False  # stays False until there is another segment
             logger.warning("journal-not-cut error=%s", error)
 
     # --- consumers that are written again ---
@@ -154,8 +154,8 @@ class Upkeep:
         self._wake()
 
     def _unchanged(self, queued: set[ConsumerKey]) -> list[Change]:
-        """Return the records of the consumers that have not changed since the read; the records of
-        the other consumers are read again."""
+        """Return the records of the consumers that have not changed since the read. The records of
+        all other consumers are read again."""
         entries = self._store.ledger.entries
         deleted = {key.incarnation for key in queued if not key.consumer}
         found: list[Change] = []

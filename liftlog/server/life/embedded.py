@@ -1,8 +1,9 @@
 """Runs the embedded nats-server (`nats: {embedded: true}`).
 
-The server is a child process that listens on 127.0.0.1 and is killed when the daemon ends. The
-server runs in a separate session, so that Ctrl-C in a terminal reaches only the daemon, which needs
-the server to send its last acks. JetStream is off, because liftlog stores the messages.
+The server is a child process. It listens on 127.0.0.1, and is killed when the daemon ends. It runs
+in a separate session, so that Ctrl-C in a terminal reaches only the daemon. After Ctrl-C, the
+daemon still needs the server to send its last acks. JetStream is off, because liftlog stores the
+messages.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _BACKOFF_SECONDS = (0.1, 0.5, 1.0, 5.0)
 
 
 def find_nats_server() -> Path:
-    """Return the path of the nats-server of this Python environment, or else of the nats-server on
-    PATH.
+    """Return the path of the nats-server of this Python environment. If there is none, return the
+    nats-server on PATH.
 
     Raises ConfigError if neither exists.
     """
@@ -99,11 +100,12 @@ class EmbeddedNats:
         wanted_port: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Prepare a server. `directory` holds its configuration, its ports file and its log.
+        """Prepare a server. `directory` contains its configuration, its ports file and its log.
         `extra` is added to the configuration.
 
-        The server listens on the port that it used last time (stored in `directory`), or else on
-        `wanted_port`. If neither port is known and free, the kernel chooses a port.
+        The server listens on the port that it used last time (stored in `directory`). If that port
+        is not known or not free, it uses `wanted_port`. If this port is also not known or not free,
+        the kernel chooses a port.
         """
         self._directory = directory
         self._extra = extra or {}
@@ -113,7 +115,7 @@ class EmbeddedNats:
 
     @property
     def url(self) -> str:
-        """The address of the server. It stays the same after each restart."""
+        """The address of the server. It does not change when the server restarts."""
         if self._port is None:
             raise RuntimeError("the embedded nats-server was never started")
         return f"nats://127.0.0.1:{self._port}"
@@ -127,9 +129,10 @@ class EmbeddedNats:
         return self._directory / "nats-server.log"
 
     async def start(self) -> str:
-        """Start the server; return its URL once it responds.
+        """Start the server. Returns its URL when it responds.
 
-        Raises ConfigError if the program is missing, NatsUnavailable if the server does not start.
+        Raises ConfigError if the program is missing, and NatsUnavailable if the server does not
+        start.
         """
         if self._process is not None:
             raise RuntimeError("the embedded nats-server was started already")
@@ -186,8 +189,8 @@ class EmbeddedNats:
             (self._directory / _PORT_FILE).write_text(f"{self._port}\n")
 
     async def wait(self) -> int:
-        """Wait until the server has ended, and return its exit status; a negative status is the
-        signal that killed it."""
+        """Wait until the server has ended, and return its exit status. A negative status is the
+        number of the signal that killed it."""
         if self._process is None:
             raise RuntimeError("the embedded nats-server is not running")
         return await self._process.wait()

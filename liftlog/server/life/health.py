@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 STALLED_SECONDS = 10.0
 """A commit that takes longer than this time (in seconds) counts as a stalled disk."""
 _API_SECONDS = 10.0
-"""Longest time for which the daemon is not ready because of JetStream's API."""
+"""Maximum time, in seconds, for which JetStream's API makes the daemon not ready."""
 _ACK_REFUSED_SECONDS = 300.0
 """Time, in seconds, for which the daemon reports an ack that NATS refused."""
 
@@ -67,8 +67,8 @@ class Health:
         *,
         ready_after_seconds: float = 0.0,
     ) -> None:
-        """After a start, the daemon reports ready when its replicas are in sync, and at the latest
-        after `ready_after_seconds`."""
+        """After a start, the daemon reports ready when its replicas are in sync, or when
+        `ready_after_seconds` have passed."""
         self.phase = Phase.RECOVERING
         self.jetstream_api: JetStreamApi | None = None
         """The part that answers JetStream's clients; None if the daemon does not answer them."""
@@ -81,7 +81,8 @@ class Health:
         self._ready_after_seconds = ready_after_seconds
         self._has_caught_up = False
         self._waits_since: float | None = None
-        """The time at which the daemon was ready except for JetStream's API."""
+        """The time since which the daemon waits only for JetStream's API to be ready; None if it
+        does not wait."""
         broker.conditions.add(self._found, refresh=disk.state)
 
     @property
@@ -134,7 +135,7 @@ class Health:
             checks.pop("nats", None)  # no attempt has been made yet
             checks.pop("cluster", None)
         if "recovery" in checks or "nats" in checks:
-            checks.pop("streams", None)  # a consequence of the condition above
+            checks.pop("streams", None)  # a consequence of the condition that was just removed
         for name, check in checks.items():
             yield Condition.of(name, check.detail, streams=check.streams)
         if self.is_serving and not self._has_checkpoints():
@@ -179,8 +180,9 @@ class Health:
         return Check(True, "NATS has confirmed every subscription")
 
     def _waits_for_api(self) -> bool:
-        """Return True until JetStream's API has decided whether it answers. The result is True only
-        for a limited time: if NATS refuses the API's connection, the API does not decide."""
+        """Return True until JetStream's API has decided whether it answers requests. The result is
+        True only for a limited time, because the API never decides if NATS refuses its
+        connection."""
         api = self.jetstream_api
         if not self._broker.settings.nats.jetstream_api or (api and not api.is_deciding):
             return False
@@ -222,8 +224,8 @@ class Health:
         return self._broker.checkpoints.newer if self._broker.has_checkpoints else ""
 
     def _has_checkpoints(self) -> bool:
-        """Return True if a node answers requests about checkpoints; all other nodes forward them to
-        it."""
+        """Return True if a node answers requests about checkpoints. All other nodes forward such
+        requests to it."""
         return self._broker.has_checkpoints or self._broker.catalog.leads_elsewhere(OFFSETS_STREAM)
 
     def _nats_conditions(self) -> Iterator[Condition]:

@@ -1,9 +1,9 @@
 """Writes the daemon's log: JSON, or aligned text for a terminal, to stderr or a file.
 
 Code logs events as `logger.info("stream-opened stream=%s offset=%d", name, offset)`: a name, then
-key=value pairs, then optional free text. The pairs are taken from the format string and its
-arguments, not from the finished text, so a value may contain blanks, quotes or an equals sign and
-is still logged correctly.
+key=value pairs, then optional free text. The pairs come from the format string and its arguments,
+and not from the finished text. So a value with blanks, quotes or an equals sign is also logged
+correctly.
 
 Every event takes one line, regardless of the characters in its values. Passwords in URLs are
 masked. An event that is repeated many times is counted instead of printed.
@@ -33,7 +33,8 @@ _FIELD = re.compile(
     r"([A-Za-z_][A-Za-z0-9_.]*)=(%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX]|[\w.-]+)(?:\s+|$)"
 )
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX]")
-_USER_INFO = re.compile(r"(?<=://)[^/\s\"']+@")  # up to the last @: a password may hold one
+# Up to the last @, because a password may contain one.
+_USER_INFO = re.compile(r"(?<=://)[^/\s\"']+@")
 # Without a scheme (`user:password@host:4222`), text counts as a login only if a port follows.
 _BARE_USER_INFO = re.compile(r"[^\s\"'/]+@(?=(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d)")
 _BARE_VALUE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f]+")
@@ -108,7 +109,7 @@ def _sentence(record: logging.LogRecord) -> str:
 
 
 def _field_value(conversion: str, value: Any) -> Any:
-    """Return the value to log. Numbers stay numbers; everything else becomes text."""
+    """Return the value to log. Numbers stay numbers. Values of other types become text."""
     if conversion[-1] in "di" and isinstance(value, int):
         return int(value)
     if isinstance(value, (bool, int, float)) and conversion == "%s":
@@ -194,8 +195,8 @@ def _one_line(text: str) -> str:
 
 
 class RepeatFilter(logging.Filter):
-    """Passes the same event 100 times a minute. The first event after that minute reports how many
-    were suppressed.
+    """Passes the same event at most 100 times a minute. The first event after that minute reports
+    how many events were suppressed.
 
     The audit log is exempt. It has its own limit per principal, so that no principal can hide the
     actions of another.
@@ -264,8 +265,8 @@ def reopen_logs() -> None:
 def configure_logging(
     level: str, style: str, stream: TextIO | None = None, *, path: Path | None = None
 ) -> None:
-    """Send all log records to the file `path`, or else to `stream` (by default stderr). `style` is
-    auto, pretty or json. Raises ConfigError if the file cannot be opened."""
+    """Send all log records to the file `path`; without it, to `stream` (by default stderr). `style`
+    is auto, pretty or json. Raises ConfigError if the file cannot be opened."""
     stream = sys.stderr if stream is None else stream
     terminal = path is None and stream.isatty()
     handler = logging.StreamHandler(stream) if path is None else _log_file(path)
@@ -279,8 +280,8 @@ def configure_logging(
     # A log line that cannot be written (for example to a closed pipe) must not print a traceback to
     # stderr.
     logging.raiseExceptions = False
-    # nats-py logs each failed attempt to connect with a traceback; liftlog's own events report it
-    # once.
+    # nats-py logs each failed attempt to connect with a traceback. liftlog's own events report such
+    # a failure once.
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(max(logging.WARNING, logging.root.level))
 

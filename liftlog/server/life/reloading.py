@@ -1,5 +1,5 @@
-"""Reloads files on SIGHUP. It checks all files before any of them takes effect, and ignores invalid
-files."""
+"""Reloads files on SIGHUP. All files are checked before any of them takes effect. Invalid files are
+ignored."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Reloads:
     failed: int = 0
     last_succeeded: bool = True
     problems: dict[str, str] = field(default_factory=dict)
-    """The error of each part that failed at the last reload; such a part keeps its previous
+    """The errors of the parts that failed at the last reload. Such a part keeps its previous
     content."""
     restart_needed: list[str] = field(default_factory=list)
     """Settings that have changed since the start and take effect only after a restart."""
@@ -49,8 +49,8 @@ class Reloads:
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, name: str, load: Callable[[], T], swap: Callable[[T], None]) -> None:
-        """Add a part. `load` runs in a thread: it reads and checks the files, and raises
-        LiftlogError for invalid files. `swap` runs on the event loop with the result of `load`, and
+        """Add a part. `load` runs in a thread. It reads and checks the files, and raises
+        LiftlogError for invalid files. `swap` runs on the event loop with the result of `load`. It
         must not fail."""
         self._parts.append(_Part(name, load, swap))
 
@@ -76,8 +76,8 @@ class Reloads:
             after()
 
     async def run(self) -> bool:
-        """Reload every part; return True if all were valid. An invalid part keeps its previous
-        content, and all other parts are replaced. Clients do not wait for a reload."""
+        """Reload every part. Returns True if all parts were valid. An invalid part keeps its
+        previous content, and all other parts are replaced. Clients do not wait for a reload."""
         began_ns = time.monotonic_ns()
         problems: dict[str, str] = {}
         loaded: list[tuple[_Part, Any]] = []
@@ -90,8 +90,8 @@ class Reloads:
             except Exception as error:  # a supervisor: a reload must not end the daemon
                 problems[part.name] = f"internal error: {error!r}"
                 logger.exception("reload-failed part=%s", part.name)
-        # No await in between, so each request sees either the old content of all parts or the new
-        # one.
+        # There is no await in between. So each request sees either the old content of all parts or
+        # the new content of all parts.
         for part, value in loaded:
             part.swap(value)
         self.problems = problems

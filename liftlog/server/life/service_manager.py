@@ -23,21 +23,22 @@ _PINGS_PER_DEADLINE = 3
 _PING = "WATCHDOG=1"
 _MOST_UNSENT = 16
 _CLOSING_SECONDS = 20.0
-"""Time, in seconds, after the drain. During it the daemon sends the last answers, closes files and
-stops the embedded nats-server."""
+"""Time, in seconds, for the work after the drain: the daemon sends the last answers, closes files
+and stops the embedded nats-server."""
 
 
 class ServiceManager:
     """Sends the notifications. Belongs to the event loop; datagrams never block it."""
 
     def __init__(self, address: str | None, watchdog_seconds: float | None = None) -> None:
-        """`address` is a path, or begins with `@` for a name of Linux's abstract sockets."""
+        """`address` is a path. If it begins with `@`, it is a name of Linux's abstract sockets."""
         self.watchdog_seconds = watchdog_seconds
         self._address = address
         self._socket: socket.socket | None = None
         self._complained = False
         self._unsent: deque[str] = deque(maxlen=_MOST_UNSENT)
-        """Notifications that wait for room in the manager's queue; the oldest are dropped."""
+        """Notifications that wait for room in the manager's queue. If there are too many, the
+        oldest are dropped."""
         if address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
@@ -65,7 +66,7 @@ class ServiceManager:
         self._tell(f"READY=1\nSTATUS={_one_line(text)}")
 
     def reloading(self) -> None:
-        # With this time, `systemctl reload` of a Type=notify-reload unit waits for the next
+        # `systemctl reload` of a Type=notify-reload unit uses this time to wait for the next
         # READY=1.
         micros = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reloading")
@@ -78,8 +79,8 @@ class ServiceManager:
         self._tell(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}")
 
     async def keep_watchdog(self) -> None:
-        """Report regularly that the event loop runs, until cancelled. Cancel this call last,
-        because the watchdog also covers the drain. Returns at once if systemd has requested no
+        """Report regularly, until cancelled, that the event loop runs. Cancel this call last,
+        because the watchdog also covers the drain. Returns at once if systemd has not requested a
         watchdog."""
         if self.watchdog_seconds is None:
             return

@@ -16,8 +16,8 @@ logger = logging.getLogger("liftlog.server")
 
 _MAX_SHOWN_TASKS = 200
 REPEATED_SECONDS = 1.0
-"""Two SIGTERMs within this time (in seconds) count as one: if a whole group of processes receives
-the signal, a wrapper process may forward it to the daemon a second time."""
+"""If two SIGTERMs arrive within this time (in seconds), they count as one. When a whole group of
+processes receives the signal, a wrapper process may forward it to the daemon a second time."""
 
 
 class Signals:
@@ -51,8 +51,8 @@ class Signals:
         try:
             # After a crash or a watchdog's SIGABRT these stacks are the only evidence.
             faulthandler.enable(all_threads=True)
-            # Runs inside the signal handler, so it also shows a loop that hangs. With `chain` the
-            # loop handles the signal, too, if it still can.
+            # This runs inside the signal handler, so it also shows a loop that hangs. With `chain`,
+            # the loop also handles the signal if it still can.
             faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)
         except (io.UnsupportedOperation, RuntimeError, ValueError) as error:
             logger.warning("no-stack-dumps error=%s", error)  # stderr has no file descriptor

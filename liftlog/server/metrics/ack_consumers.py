@@ -25,8 +25,8 @@ ACK_CONSUMER_VALUES: dict[str, Callable[[AckedConsumer], float]] = {
     "liftlog_ack_consumer_deliveries_total": lambda one: one.machine.state.sequence,
     "liftlog_ack_consumer_exhausted_total": lambda one: one.gauges().exhausted_total,
 }
-"""Maps the name of each metric to the function that returns its value for a consumer. Counters
-begin at 0 when the daemon starts, except for the number of deliveries, which is stored."""
+"""Functions that return the value of a metric for a consumer, by the name of the metric. Counters
+begin at 0 when the daemon starts, except the number of deliveries, which is stored."""
 
 
 class AckConsumerRows:

@@ -1,12 +1,12 @@
 """`GET /metrics`: reads plain counters at the moment of the scrape.
 
 The code on the path of messages only counts. A scrape of many streams takes a while, so it yields
-to the event loop in between. Therefore two metrics of a page may differ in time by some
-milliseconds, but each histogram is consistent.
+to the event loop several times. Therefore the values of two metrics of a page may be some
+milliseconds apart, but each histogram is consistent.
 
-The text has the format of Prometheus, version 0.0.4. prometheus_client takes about 10 us per
-sample; with 500 streams it would stop the event loop for half a second. This module writes the
-labels of a stream once, and each sample of the stream is one f-string.
+The text has the format of Prometheus, version 0.0.4. prometheus_client is not used, because it
+takes about 10 us per sample. With 500 streams it would stop the event loop for half a second. This
+module formats the labels of a stream once, and each sample of the stream with one f-string.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def labels_text(names: Sequence[str], values: Sequence[str]) -> str:
 
 def number(value: float) -> str:
     if isinstance(value, int):
-        return str(int(value))  # bool is excluded: True equals 1
+        return str(int(value))  # bool is excluded, because True equals 1
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):
@@ -213,7 +213,7 @@ class Exposition:
             await self._slices.pause()
 
     async def _checkpoints(self, page: Page) -> int:
-        """Add the metrics of checkpoints; return how many checkpoints are shown.
+        """Add the metrics of checkpoints. Returns the number of checkpoints that are shown.
 
         Each checkpoint is read once for all its metrics. The samples are written afterwards, metric
         by metric, because the samples of a metric must be adjacent.
@@ -233,7 +233,7 @@ class Exposition:
         return len(rows)
 
     async def _groups(self, page: Page) -> int:
-        """Add the metrics of consumer groups; return how many groups are left out.
+        """Add the metrics of consumer groups. Returns the number of groups that are left out.
 
         The number of metrics is limited. A metric for each slot of every group, or for each random
         name of a member, would be too many for a monitoring system.
@@ -245,7 +245,7 @@ class Exposition:
             keys = groups.keys()
             for key in keys[:MAX_SHOWN_GROUPS]:
                 found = groups.progress(key)
-                if found is not None:  # the group was removed meanwhile
+                if found is not None:  # the group was removed in the meantime
                     parts_left -= found.state.slots + len(found.state.members)
                     _add_group(rows, labels_text(("group", "stream"), key), found, parts_left >= 0)
                 await self._slices.pause()
@@ -258,7 +258,8 @@ class Exposition:
         return max(len(keys) - MAX_SHOWN_GROUPS, 0)
 
     async def _workers(self, page: Page) -> int:
-        """Add the metrics of consumers with acks; return how many consumers are left out."""
+        """Add the metrics of consumers with acks. Returns the number of consumers that are left
+        out."""
         api, streams = self._sources.health.jetstream_api, [*self._sources.broker.hosts]
         table = None if api is None else api.acked
         found, left_out = await self._ack_consumers.read(table, streams, self._slices)

@@ -21,10 +21,11 @@ from liftlog.server.web.waiting import Place, Waiting, received_ns
 _MAX_READERS = 10_000
 """Maximum number of consumers, and of groups, that are examined."""
 _MAX_FOLLOWED = 1000
-"""Maximum number of consumers, and of groups, whose lag gets a separate history of 8 KiB."""
+"""Maximum number of consumers, and of groups, whose lag gets a separate history. Such a history
+takes 8 KiB."""
 _HOSTS_PER_TURN = 50
 _READERS_PER_TURN = 250
-"""Number of consumers or groups that are examined in one turn of the event loop, which takes some
+"""Number of consumers or groups that are examined in one turn of the event loop. This takes some
 0.3 ms. The number is small because the request for a web page needs a dozen turns, and waits for
 this work in each turn."""
 _EVENTS = ("refused", "possible_losses")
@@ -79,7 +80,8 @@ class Readings:
         self._of_readers = {reader.name: found[reader.name] for reader in readers}
 
     def _of_reader(self, name: str, lag: float, waits: float) -> Reading:
-        """Return a reading of one reader; the last reading if nothing has changed since then."""
+        """Return a reading of one reader. If nothing has changed since the last reading, return the
+        last reading."""
         last = self._of_readers.get(name)
         if last is not None and [*last.levels.values()] == [lag, waits]:
             return last
@@ -134,7 +136,7 @@ def _counted(reading: Reading, name: str) -> float:
 
 
 def _of_stream(host: StreamHost, lag: float, last: Reading | None) -> Reading:
-    """Return a reading of one stream; `last` itself if nothing has changed since then."""
+    """Return a reading of one stream. If nothing has changed since `last`, return `last` itself."""
     observed = host.observed
     records = observed.records + observed.copied_offsets
     received_bytes = observed.received_bytes + observed.copied_bytes
@@ -213,8 +215,8 @@ class _Lags:
 
 
 def _place_of(reader: _Reader, broker: Broker, logs: dict[str, Log | None]) -> Place | None:
-    """Return the place of a reader; None if the reader cannot continue, or if its stream was
-    deleted. `logs` has the logs that were found so far, by stream."""
+    """Return the place of a reader. Return None if the reader cannot continue, or if its stream was
+    deleted. `logs` contains the logs that were found so far, by stream."""
     name, lag = reader.stream, reader.lag
     if lag is None:
         return None

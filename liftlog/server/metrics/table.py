@@ -3,7 +3,7 @@ docs/reference/metrics.md, and the alert rules and dashboard in config/, with th
 else may be exported.
 
 Names have the form that queries use: a counter ends in `_total`; a histogram has `_bucket` (with
-`le`), `_sum` and `_count`. This module imports nothing else of the daemon.
+`le`), `_sum` and `_count`. This module imports no other module of the daemon.
 """
 
 from __future__ import annotations

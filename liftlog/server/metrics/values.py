@@ -115,8 +115,8 @@ def erased_left(host: StreamHost, now_ns: int) -> Left:
 
 
 def by_cause(counts: Counter[str]) -> dict[str, int]:
-    """Return the counts of all causes, including zeros; otherwise a query would not count the first
-    erasure as an increase."""
+    """Return the counts of all causes, including zeros. Without a zero, a query would not count the
+    first erasure as an increase."""
     return {cause: counts[cause] for cause in _CAUSES}
 
 
@@ -125,12 +125,12 @@ _ALARMING = {refusal.reason: 0 for refusal in (DISK_FULL, OVERLOADED, STORE_FAIL
 
 def refused(host: StreamHost) -> dict[str, int]:
     """Return the number of refusals by reason. Reasons that alerts use are exported as 0 from the
-    start; otherwise a query would not count the first refusal as an increase."""
+    start. Otherwise a query would not count the first refusal as an increase."""
     return _ALARMING | host.sequencer.refused
 
 
 _DENIABLE = {(what, way): 0 for what in (*OPERATIONS, LOGIN) for way in ("http", "pull")}
-"""Operations whose denials are exported as 0 from the start; otherwise a query would not count the
+"""Operations whose denials are exported as 0 from the start. Otherwise a query would not count the
 first denial as an increase."""
 
 
@@ -154,7 +154,7 @@ class Sources:
 
 def daemon_values(sources: Sources, found: Iterable[Condition]) -> dict[str, float]:
     """Return values by the name of the metric. Values that the system does not provide are left
-    out. `found` are the present conditions."""
+    out. `found` contains the present conditions."""
     api = sources.health.jetstream_api
     return {
         "liftlog_ready": int(not any(one.is_unready for one in found)),
@@ -200,7 +200,7 @@ def condition_values(found: Iterable[Condition]) -> dict[tuple[str, ...], float]
 def labelled_values(
     sources: Sources, found: Iterable[Condition]
 ) -> dict[str, dict[tuple[str, ...], float]]:
-    """Return values by metric and label values. `found` are the present conditions."""
+    """Return values by metric and label values. `found` contains the present conditions."""
     checkpoints = sources.broker.checkpoints if sources.broker.has_checkpoints else None
     refused = checkpoints.refused if checkpoints is not None else {}
     reloads, api = sources.reloads, sources.health.jetstream_api
@@ -375,7 +375,7 @@ def _start_time() -> float:
 
 
 def _stat_fields() -> list[str]:
-    """Return the fields of /proc/self/stat that follow the process name; the name itself may
+    """Return the fields of /proc/self/stat that follow the process name. The name itself may
     contain blanks and brackets."""
     return (_PROC / "stat").read_text().rpartition(")")[2].split()
 

@@ -30,8 +30,8 @@ _DONE = Done()
 class Answers:
     """The answers to one client. `peer` names the client in logs. Belongs to the loop's thread.
 
-    Every callback of the loop that has created answers must then call `settle`, which sends the
-    answers and handles the requests that waited for free space in the send queue.
+    Every callback of the loop that has created answers must then call `settle`. This method sends
+    the answers, and handles the requests that waited for free space in the send queue.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Answers:
         self._queue.put(frame)
 
     def done(self, request_id: int) -> None:
-        """Answer that the request was carried out. The answers of one turn of the loop are sent
-        together, by one system call, because many requests may be answered in the same turn."""
+        """Answer that the request was carried out. All such answers of one turn of the loop are
+        sent with one system call, because many requests may be answered in the same turn."""
         if not self.is_open:
             return
         if not self._done_frames:
@@ -86,7 +86,7 @@ class Answers:
         frames, self._done_frames = self._done_frames, []
         if self.is_open:
             self._queue.put(b"".join(frames))
-            self._queue.flush()  # this also handles waiting requests
+            self._queue.flush()  # this call also handles waiting requests
 
     def fetched(
         self,

@@ -1,5 +1,5 @@
-"""Creates the TLS context of `PullServer` from the settings, at the start and after a reload, and
-logs a warning about an unsuitable certificate."""
+"""Creates the TLS context of `PullServer` from the settings, at the start and after a reload. Logs
+a warning about an unsuitable certificate."""
 
 from __future__ import annotations
 

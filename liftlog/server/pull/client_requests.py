@@ -118,7 +118,7 @@ class ClientRequests:
             queue.pump()
 
     def close(self, error: LiftlogError | None = None) -> None:
-        """Drop every waiting fetch. If `error` is given, answer each fetch with it."""
+        """Drop every waiting fetch. If `error` is given, answer each fetch with this error."""
         if self._peer is not None:
             self._peer.close()
         self._work.close(error)
@@ -138,8 +138,8 @@ class ClientRequests:
             return
         queue = self._fetches.get(fetch.stream)
         if queue is None:
-            # Idle queues are removed here. So there are never more queues than requests in flight,
-            # plus threads that still work for cancelled requests.
+            # Idle queues are removed here. So the number of queues never exceeds the number of
+            # requests in flight, plus the number of threads that still work for cancelled requests.
             for name in [name for name, one in self._fetches.items() if one.is_idle]:
                 del self._fetches[name]
             queue = FetchQueue(
@@ -173,7 +173,7 @@ class ClientRequests:
         if not isinstance(message, ListExtents):
             self._check_wanted(message)
             return await perform(caller, message)
-        # Requests for extents run one at a time, because each keeps a thread busy, and a busy
+        # Requests for extents run one at a time. Each of them keeps a thread busy, and a busy
         # thread slows down the event loop.
         async with self._services.measuring.of(self._party(caller), self._answers):
             self._check_wanted(message)

@@ -44,9 +44,9 @@ class PullConnection:
     """One connection of a client. Belongs to the loop's thread. `_close` releases all of its
     resources.
 
-    `on_login` admits the identity, or raises Unauthenticated or LimitExceeded. It returns the
+    `on_login` accepts the identity, or raises Unauthenticated or LimitExceeded. It returns the
     counter of requests in flight that all connections of the principal share. `on_memory_short`
-    runs when all connections together take too much memory, and may close this connection. `on_end`
+    runs when all connections together use too much memory. It may close this connection. `on_end`
     runs once, when the connection is closed.
     """
 
@@ -89,9 +89,9 @@ class PullConnection:
         self._answers = Answers(services, self._protocol, self._queue, self.peer, self.settle)
         self._requests: ClientRequests | None = None  # None until the client has logged in
         self._reading = False
-        self._has_more = False  # received requests have not been handled yet
+        self._has_more = False  # True if received requests have not been handled yet
         self._closed = False
-        self._last_words = False  # closes after the queue has been sent
+        self._last_words = False  # True if the connection closes when the queue has been sent
         self._lingering_bytes_left = LINGERING_CLOSE_BYTES
         self._request_since = 0.0  # start time of the request that is being received; 0: none
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(
@@ -124,7 +124,7 @@ class PullConnection:
 
     def _receive(self) -> None:
         if not self._reading:
-            return  # stopped or closed while it waited for its turn
+            return  # the connection was stopped or closed while it waited for its turn
         if self._last_words:
             self._drop_input()
             return
@@ -154,7 +154,7 @@ class PullConnection:
         self._queue.flush()
         if self._answers.is_open:
             if self._held_back:
-                self._request_since = 0.0  # no timeout while the daemon does not read
+                self._request_since = 0.0  # the timeout does not run while the daemon does not read
                 self._stop_reading()
             elif not self._reading:
                 self._start_reading()
@@ -206,7 +206,7 @@ class PullConnection:
                 elif isinstance(message, Hello):
                     self._greet(request_id)
                 elif isinstance(message, Auth):
-                    self._cancel_timer()  # no timeout while the token is checked
+                    self._cancel_timer()  # the timeout does not run while the token is checked
                     self._services.spawn(self._authenticate(request_id, message))
         except LiftlogError as error:
             self._end_with(error)
@@ -275,7 +275,7 @@ class PullConnection:
         self.settle()
 
     def check_identity(self) -> None:
-        """Close the connection if its login would be refused now; called after a change of the
+        """Close the connection if its login would be refused now. Called after a change of the
         ACL."""
         if self._protocol.state is not State.READY or self._last_words:
             return

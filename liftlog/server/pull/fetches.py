@@ -1,8 +1,9 @@
 """Answers the fetches of one connection on one stream, in their order; the first one may wait.
 
 A fetch that finds too few records waits for new records or for the end of its wait time. A waiting
-fetch does not poll the log. A timer wakes the fetch, or `tailing`, the module for the consumers at
-the end of a stream. If a fetch has a filter, a thread examines the records (`filtering`).
+fetch does not poll the log. Either a timer wakes the fetch, or the module `tailing`, which wakes
+the consumers at the end of a stream. If a fetch has a filter, a thread examines the records
+(`filtering`).
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ Result = TypeVar("Result")
 
 
 class FetchQueue:
-    """The fetches of one client on one stream. Apart from jobs for threads, all code of this class
-    runs in the loop's thread."""
+    """The fetches of one client on one stream. All code of this class runs in the loop's thread,
+    except jobs for threads."""
 
     def __init__(
         self,
@@ -67,8 +68,8 @@ class FetchQueue:
         *,
         for_node: bool = False,
     ) -> None:
-        """Create an empty queue. `for_node` means that the client is another node, which repairs
-        its copy."""
+        """Create an empty queue. If `for_node` is true, the client is another node that repairs its
+        copy."""
         limits = services.limits
         self._loop = asyncio.get_running_loop()
         self._services = services
@@ -99,7 +100,7 @@ class FetchQueue:
         self.pump()
 
     def cancel(self, request_id: int) -> bool:
-        """Answer the fetch with CANCELLED and return True if it is still in the queue; otherwise
+        """If the fetch is still in the queue, answer it with CANCELLED and return True. Otherwise
         return False."""
         for waiting in self._queue:
             if waiting.request_id == request_id:
@@ -183,7 +184,7 @@ class FetchQueue:
         return broker.stream(name)
 
     def _lags(self, waiting: WaitingFetch, stream: StreamHost) -> bool:
-        """Return True if the fetch has to wait until this copy has the requested records. Raises
+        """Return True if the fetch must wait until this copy has the requested records. Raises
         NotLeader if the fetch has waited for `_CATCH_UP_SECONDS`."""
         fetch, log = waiting.fetch, stream.log
         if stream.is_leading:
@@ -348,8 +349,8 @@ class FetchQueue:
         self._start_job(waiting, found, self._scanners, scan_log, log, scan)
 
     def _cut(self, waiting: WaitingFetch, log: Log, question: tuple[int, int, int | None]) -> None:
-        """Read in a thread, because records must be cut out of batches. Does nothing while the
-        waiting answers take too much memory."""
+        """Read in a thread, because some records of the batches must be left out. Does nothing
+        while the waiting answers use too much memory."""
 
         def found(cut: Cut) -> None:
             waiting.cut = cut
@@ -358,9 +359,10 @@ class FetchQueue:
             self._start_job(waiting, found, self._scanners, read_cut, log, *question)
 
     def _rests(self, waiting: WaitingFetch) -> bool:
-        """Pause a member of a group while records accumulate; return False if no pause is due."""
+        """Pause a member of a group, so that more records arrive before its next scan. Returns
+        False if no pause is due."""
         rest = rest_seconds(waiting.fetch, is_busy=self._share.is_busy)
-        until = (self._looked_at // rest + 1) * rest  # the same for all members
+        until = (self._looked_at // rest + 1) * rest  # the same time for all members
         if self._loop.time() >= until or not self._may_wait(waiting):
             return False
         self._parked = _do_nothing
@@ -439,8 +441,8 @@ class FetchQueue:
         return False
 
     def _examine(self, waiting: WaitingFetch, log: Log, damage: CorruptRange) -> None:
-        """Quarantine newly found damage in a thread before the client gets the error, so that the
-        daemon's metrics and health report the damage, too."""
+        """In a thread, quarantine newly found damage before the client gets the error. So the
+        metrics and the health page of the daemon also report the damage."""
 
         def found(_: None) -> None:
             waiting.examined = damage.first_offset
@@ -469,7 +471,7 @@ class FetchQueue:
             self._job = None
             error = None if job.cancelled() else job.exception()
             if not self._queue or self._queue[0] is not waiting:
-                # The fetch was cancelled or closed in the meantime.
+                # The fetch was cancelled, or the queue was closed, in the meantime.
                 if not error and not job.cancelled() and isinstance(cut := job.result(), Cut):
                     cut.release()
             elif isinstance(error, CorruptRange) and self._mender is not None:
@@ -488,11 +490,11 @@ class FetchQueue:
 
     def _drop_job(self) -> None:
         """Cancel the thread's work for a fetch that was cancelled. A running job ends soon, and no
-        other job of the queue begins before its end. Otherwise a client that repeatedly fetches and
+        other job of the queue begins before that. Otherwise a client that repeatedly fetches and
         cancels could occupy all threads."""
         if self._job is not None:
             self._job.cancel()
 
 
 def _do_nothing() -> None:
-    """Do nothing. The callback of a timer that only ends a pause."""
+    """Do nothing. This is the callback of a timer that only ends a pause."""

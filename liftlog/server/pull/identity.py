@@ -10,8 +10,8 @@ from liftlog.server.streams.catalog import Catalog
 
 def check_identity(fetch: Fetch, log: Log, catalog: Catalog) -> None:
     """Check that the client has read this stream, and that the stream still contains the records
-    that the client has read. Raises StaleIncarnation and Diverged. Raises NotLeader if this node
-    may not have received the newest history yet."""
+    that the client has read. Raises StaleIncarnation, Diverged. Raises NotLeader if this node may
+    not have received the newest history yet."""
     if fetch.incarnation is not None and fetch.incarnation != log.incarnation:
         catalog.check_incarnation(fetch.stream, log.incarnation, fetch.incarnation)
         raise StaleIncarnation(

@@ -18,9 +18,10 @@ class PullLimits:
     max_in_flight_per_principal: int = 4096
     """Maximum number of requests without an answer on all connections of one principal."""
     max_request_memory_bytes: int = 16 * MIB
-    """Maximum memory of the requests without an answer (mostly filters) on one connection."""
+    """Maximum memory, in bytes, of the unanswered requests (mostly their filters) on one
+    connection."""
     max_request_memory_per_principal_bytes: int = 64 * MIB
-    """Maximum memory of the requests without an answer on all connections of one principal."""
+    """Maximum memory, in bytes, of the unanswered requests on all connections of one principal."""
     unix_mode: int = 0o600
     hello_timeout_seconds: float = 5.0
     max_hello_bytes: int = HELLO_FRAME_BYTES
@@ -29,14 +30,14 @@ class PullLimits:
     """Maximum number of unsent bytes on one connection. Above it, no fetch is answered and no
     request is read."""
     max_unsent_memory_bytes: int = 256 * MIB
-    """Maximum memory on all connections together, of unsent answers and of requests without an
-    answer. Above it, the connection that uses most is closed."""
+    """Maximum memory, in bytes, of unsent answers and unanswered requests on all connections
+    together. Above it, the connection that uses the most memory is closed."""
     linger_seconds: float = 0.0005
     """Minimum time between two answers to a consumer that waits at the end of a stream."""
     write_stall_seconds: float = 600.0
-    """A client is disconnected if it accepts no bytes for this time while bytes are unsent. The
-    time is long because a slow consumer may still be alive, and a waiting connection needs open
-    files but no memory."""
+    """A client is disconnected if bytes are unsent and it accepts none of them for this time. The
+    time is long because a slow consumer may still be alive. A waiting connection needs open files,
+    but no memory."""
     request_timeout_seconds: float = 60.0
     """Time within which a request must arrive completely after its first byte."""
     auth_failure_delay_seconds: float = 0.25
@@ -75,13 +76,14 @@ HELD_FRAMES_BYTES = 1 * MIB
 """Maximum memory of unsent frames on one connection. Above it, no requests are read."""
 
 TURN_BYTES = 1 * MIB
-"""Number of bytes sent to one connection before the event loop does other work (about 0.3 ms)."""
+"""Number of bytes that are sent to one connection before the event loop does other work (about 0.3
+ms)."""
 
 LAST_WORDS_SECONDS = 10.0
-"""Time, in seconds, that a refused client has to read its remaining answers."""
+"""Time, in seconds, for which a refused client can read its remaining answers."""
 
 LINGERING_CLOSE_SECONDS = 1.0
-"""Time, in seconds, for a refused client to read the reason before its socket is closed."""
+"""Time, in seconds, for which a refused client can read the reason before its socket is closed."""
 
 LINGERING_CLOSE_BYTES = 1 * MIB
 """Number of bytes that are read and dropped during `LINGERING_CLOSE_SECONDS`. Unread bytes would

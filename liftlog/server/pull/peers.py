@@ -34,8 +34,8 @@ _SHARED_BY_ALL = "_offsets"
 cluster."""
 
 _OPEN = Gate(None)
-"""Gate that permits everything, because the node that forwards a request has already checked the
-rights."""
+"""Gate that permits everything. It is used for forwarded requests, because the node that forwards a
+request has already checked the rights."""
 
 
 class PeerRequests:
@@ -48,7 +48,7 @@ class PeerRequests:
         self._peer: Peer | None = None
 
     def introduce(self, request_id: int, peer: Peer) -> None:
-        """Answer with the identity of this node. Raises Forbidden; raises Conflict for a node of
+        """Answer with the identity of this node. Raises Forbidden. Raises Conflict for a node of
         another cluster."""
         caller = self._caller
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
@@ -112,7 +112,8 @@ class PeerRequests:
         return asks, cls.from_map(content)
 
     def pong(self) -> Pong:
-        """Return the answer to a ping: the time, if the node has identified itself."""
+        """Return the answer to a ping. If the node has identified itself, the answer contains the
+        time."""
         if self._peer is None:
             return Pong()
         streams = self._streams()

@@ -1,12 +1,12 @@
 """Data that waits to be sent on one connection: frames, and slices of log files.
 
-Everything is sent in the order in which it was put in. A slice is released as soon as its last byte
-was passed to the socket, or when the queue is closed.
+All data are sent in the order in which they were added. A slice is released as soon as its last
+byte was passed to the socket, or when the queue is closed.
 
 `sendfile` on a page that is not in memory would block the whole event loop until the disk has read
-it. A test is possible on Linux: `preadv(RWF_NOWAIT)` of a byte fails and does not wait. If a range
-is not in memory, a thread reads the range once and discards the bytes. After that, the loop sends
-the range like any other range.
+it. Linux offers a test: if a page is not in memory, `preadv(RWF_NOWAIT)` of one of its bytes fails
+instead of waiting. If a range is not in memory, a thread reads the range once and discards the
+bytes. After that, the loop sends the range like any other range.
 
 The client receives the length of a slice before its bytes are read. If the disk then fails to
 return some bytes, zeros are sent in their place. The client detects the damage by the checksum of
@@ -34,11 +34,11 @@ from liftlog.server.reading.read_share import ReadShare
 logger = logging.getLogger("liftlog.server.pull")
 
 STEP_BYTES = 64 * 1024
-"""Distance between two bytes that are tested. The kernel reads ahead in larger steps, so one tested
-byte per step is sufficient."""
+"""Distance, in bytes, between two bytes that are tested. The kernel reads ahead in larger steps, so
+one tested byte per step is sufficient."""
 _SCRATCH_BYTES = 256 * 1024
 _SCAN_BYTES = 256 * 1024
-"""A client that reads this number of bytes at once is likely to continue reading."""
+"""If a client reads this number of bytes at once, it is likely to continue reading."""
 _AHEAD_BYTES = 16 * 1024 * 1024
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -51,7 +51,7 @@ class ShortFile(Exception):
 
 
 class _FilePart:
-    """The unsent rest of a slice. Pages below the position `resident_until` are in memory, except
+    """The unsent part of a slice. Pages below the position `resident_until` are in memory, except
     the `holes`: ranges that the file does not return. `suspect_at` is the position at which
     `sendfile` sent nothing."""
 
@@ -72,7 +72,7 @@ class _FilePart:
         if holes:
             try:
                 self.slice.quarantine()
-            except DiskFull as error:  # the zeros still reveal the damage to each client
+            except DiskFull as error:  # the zeros still show the damage to each client
                 logger.warning("damage-not-quarantined error=%s", error)
         return holes
 
@@ -146,7 +146,8 @@ class SendQueue:
         self.unsent_bytes += piece.length
 
     def flush(self) -> None:
-        """Send as much as the socket accepts now, and the rest when the socket is writable."""
+        """Send as much as the socket accepts now. Send the remaining data when the socket is
+        writable."""
         if not self._items or self._writing or self._warming is not None or self._closed:
             return
         self._send()
@@ -248,7 +249,7 @@ class SendQueue:
                 raise
             sent = 0
         if sent == 0:
-            # A page was not tested, or has been evicted since: a thread reads it.
+            # The page was not tested, or has been evicted since the test, so a thread reads it.
             if part.suspect_at == part.position:
                 raise ShortFile(f"the file cannot be read at {part.position}")
             part.suspect_at = part.resident_until = part.position
@@ -310,9 +311,9 @@ def is_resident(fd: int, position: int, length: int) -> bool:
         return False
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-            return True  # tmpfs, for example, is always in memory
+            return True  # the file is always in memory, as on tmpfs
         if is_unreadable(error):
-            return False  # a thread finds out which pages these are
+            return False  # a thread determines which pages are missing
         raise
     return True
 

@@ -52,8 +52,8 @@ class PrincipalUse:
 class PullServer:
     """Serves the streams of `broker`. All methods belong to the loop that called `start`.
 
-    A `policy` of None means that no ACL is configured. `ingested` returns the amount of data that
-    has arrived from NATS. The HTTP port uses the same `services`, so both ports share the gate, the
+    If `policy` is None, no ACL is configured. `ingested` returns the amount of data that has
+    arrived from NATS. The HTTP port uses the same `services`. So both ports share the gate, the
     audit log, and the limits on token checks and scans.
     """
 
@@ -75,7 +75,7 @@ class PullServer:
         self._loop: asyncio.AbstractEventLoop
         self._uses: dict[str, PrincipalUse] = {}
         self._listeners: list[Listener] = []
-        self._connections: dict[PullConnection, None] = {}  # the oldest first
+        self._connections: dict[PullConnection, None] = {}  # the oldest connection comes first
         # Connections that have not logged in, by their place of origin; the oldest first.
         self._strangers: dict[str, dict[PullConnection, None]] = {}
         self._sweep: asyncio.TimerHandle | None = None
@@ -120,7 +120,7 @@ class PullServer:
         return [listener.address for listener in opened]
 
     async def close(self, grace: float = 5.0) -> None:
-        """Stop listening and refuse waiting requests. Unsent answers are sent for at most `grace`
+        """Stop listening and refuse waiting requests. Sends unsent answers for at most `grace`
         seconds."""
         self._closing = True
         for listener in self._listeners:
@@ -181,8 +181,8 @@ class PullServer:
             self._idle.set()
 
     def _no_stranger(self, connection: PullConnection) -> None:
-        """Remove the connection from those that are not logged in, because it has logged in or is
-        closed."""
+        """Note that the connection has logged in or is closed: remove it from the connections that
+        have not logged in."""
         there = self._strangers.get(connection.place, {})
         there.pop(connection, None)
         if not there:
@@ -205,7 +205,7 @@ class PullServer:
             self._admit(sock, where, listener)
 
     def _pause_accepting(self, listener: Listener, error: OSError) -> None:
-        """Stop accepting for a short time. The usual cause of a failure is a lack of file
+        """Stop accepting for a short time. A failure is usually caused by a lack of file
         descriptors, so the next call would also fail."""
         name = errno.errorcode.get(error.errno or 0, "?")
         logger.error("accepting-failed listen=%s error=%s", listener.address, name)
@@ -223,7 +223,7 @@ class PullServer:
         try:
             origin = origin_of(sock, where, file, None if tls is None else self._certificate)
         except OSError:
-            sock.close()  # the client closed it before it was served
+            sock.close()  # the client has closed the connection before it was served
             return
         limit = self._limits.max_connections
         if self._closing or (len(self._connections) >= limit and not self._make_room()):
@@ -235,7 +235,7 @@ class PullServer:
             with sock:
                 sock.setblocking(False)
                 try:
-                    if tls is None:  # TLS would need a handshake first
+                    if tls is None:  # with TLS, a handshake would be needed first
                         sock.send(encode_frame(answer_for(refusal).to_map(0)))
                 except OSError:
                     pass
@@ -244,7 +244,7 @@ class PullServer:
         try:
             transport = SocketTransport(sock) if tls is None else TlsTransport(sock, tls)
         except OSError:
-            sock.close()  # the client closed it before it was served
+            sock.close()  # the client has closed the connection before it was served
             return
         connection = PullConnection(
             self.services,
@@ -260,11 +260,11 @@ class PullServer:
             self._schedule_sweep()
 
     def _make_room(self) -> bool:
-        """Close a connection that has not logged in; return False if there is none.
+        """Close a connection that has not logged in. Returns False if there is none.
 
-        The method chooses the place of origin with the most such connections, and closes the oldest
-        connection from this place. So connections that do not log in never lock out other clients,
-        and a flood from one place does not close connections from other places.
+        The method determines the place of origin with the most such connections, and closes the
+        oldest of these. So connections that do not log in never lock out other clients. A flood
+        from one place does not close connections from other places.
         """
         for there in sorted(self._strangers.values(), key=len, reverse=True):
             for connection in there:
@@ -274,16 +274,16 @@ class PullServer:
         return False
 
     def _free_memory(self) -> None:
-        """Close connections until requests without an answer and unsent answers no longer take too
-        much memory. The connection that uses the most memory is closed first."""
+        """Close connections until unanswered requests and unsent answers no longer use too much
+        memory. The connection that uses the most memory is closed first."""
         memory, most_bytes = self.services.memory, self._limits.max_unsent_memory_bytes
         while memory.used_bytes > most_bytes and self._connections:
             largest = max(self._most_demanding(), key=lambda one: one.memory_bytes)
             largest.make_room("requests and unsent answers take too much memory, most of it here")
 
     def _most_demanding(self) -> Collection[PullConnection]:
-        """Return the connections of the principal whose connections together take the most memory.
-        So a principal has no advantage from many connections."""
+        """Return the connections of one principal: the one whose connections together use the most
+        memory. So a principal has no advantage from many connections."""
         if len(self._uses) < 2:
             return self._connections
         uses = [use.connections for use in self._uses.values()]
@@ -291,7 +291,7 @@ class PullServer:
         return found if any(one.memory_bytes for one in found) else self._connections
 
     def _schedule_sweep(self) -> None:
-        """Start the timer that looks for stalled and disconnected clients; the timer runs only
+        """Start the timer that looks for stalled and disconnected clients. The timer runs only
         while clients are connected."""
         limits = self._limits
         seconds = min(limits.write_stall_seconds, limits.request_timeout_seconds) / 4
@@ -313,9 +313,9 @@ class PullServer:
 def _hung_up(connections: Collection[PullConnection]) -> list[PullConnection]:
     """Return the connections whose client has disconnected.
 
-    The event loop does not report all of these. If a request arrived just before a reset, the loop
-    reports only the request. And the event loop does not watch a connection while the daemon reads
-    no requests from the connection.
+    The event loop does not report all of them. If a request arrived just before a reset, the loop
+    reports only the request. While the daemon reads no requests from a connection, the loop does
+    not watch it at all.
     """
     poll = select.poll()
     by_number = {connection.fileno(): connection for connection in connections}

@@ -34,7 +34,7 @@ from liftlog.server.streams.intake import Ingested
 
 _COLD_READERS = 4
 _CHECKERS = 2  # threads that check tokens
-_SCANNERS = 1  # more would compete with each other and with the loop
+_SCANNERS = 1  # more threads would compete with each other and with the loop
 
 
 @dataclass(slots=True)
@@ -45,7 +45,8 @@ class PullCounters:
     connections_refused_total: int = 0
     fetches_total: int = 0
     records_total: int = 0
-    """Upper bound of the number of records sent, because batches are not decoded for counting."""
+    """Upper bound of the number of records sent. It is only a bound, because batches are not
+    decoded to count their records."""
     body_bytes_total: int = 0
     refusals_total: Counter[str] = field(default_factory=Counter)
     """Number of refused requests, by the name of the error."""
@@ -60,8 +61,8 @@ class PullCounters:
 
 
 class PullServices:
-    """The shared objects. Belongs to one event loop. A `policy` of None means that no ACL is
-    configured. `ingested` returns the amount of data that has arrived from NATS so far."""
+    """The shared objects. Belongs to one event loop. If `policy` is None, no ACL is configured.
+    `ingested` returns the amount of data that has arrived from NATS so far."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class PullServices:
         await asyncio.gather(*self.jobs, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop the threads; called when no connection uses them any more."""
+        """Stop the threads. Called when no connection uses them any more."""
         for pool in (self.cold_readers, self.scanners, self.checkers):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         self._usage.close()

@@ -25,7 +25,7 @@ _BACKLOG = 256
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listening socket. `address` is its real address, in which port 0 is replaced."""
+    """A listening socket. `address` is its real address: port 0 is replaced by the port in use."""
 
     sock: socket.socket
     address: str
@@ -43,8 +43,8 @@ class Listener:
 
 
 def open_listener(address: str, *, unix_mode: int = 0o600) -> Listener:
-    """Listen on an address. `unix_mode` is the permissions of a socket file. Raises ConfigError if
-    the address is malformed or not available."""
+    """Listen on an address. `unix_mode` contains the permissions of a socket file. Raises
+    ConfigError if the address is malformed or not available."""
     parts = urlsplit(address)
     try:
         if parts.scheme == "unix" and parts.path and not parts.netloc:
@@ -80,8 +80,8 @@ def _listen_unix(path: Path, mode: int) -> Listener:
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # On Linux the file inherits the socket's mode, so it never has wider permissions, not even
-        # briefly.
+        # On Linux the file inherits the socket's mode. So its permissions are never wider, not even
+        # for a moment.
         os.fchmod(sock.fileno(), 0o600)
         sock.bind(str(path))
         path.chmod(mode)
@@ -144,8 +144,8 @@ class Transport(Protocol):
     def fileno(self) -> int: ...
     def recv_into(self, buffer: memoryview) -> int: ...
     def send(self, data: bytes | bytearray | memoryview, more: bool) -> int:
-        """Send bytes, and return the number of accepted bytes. `more` means that other bytes follow
-        at once, which may share a packet with these bytes."""
+        """Send bytes, and return the number of accepted bytes. If `more` is true, other bytes
+        follow at once. They may share a packet with these bytes."""
         ...
 
     def sendfile(self, fd: int, position: int, length: int) -> int: ...

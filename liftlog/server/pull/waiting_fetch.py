@@ -12,9 +12,9 @@ from liftlog.records.columns.selection import Selection
 from liftlog.server.reading.scan import Scanned
 
 _REST_SECONDS = 0.0016
-"""Pause between two scans for a member of a group. The pause is multiplied by a power of two that
-is at most the number of members. So all members together scan about as often as a single member
-would. All members scan at the same times, and each scan finds some records."""
+"""Pause, in seconds, between two scans for a member of a group. It is multiplied by a power of two
+that is at most the number of members. So all members together scan about as often as a single
+member would. All members scan at the same times, and each scan finds some records."""
 _BUSY_REST = 2
 """Factor for the pause while the event loop is busy."""
 _LONGEST_REST_SECONDS = 0.1024
@@ -22,7 +22,8 @@ _LONGEST_REST_SECONDS = 0.1024
 
 class Cut(NamedTuple):
     """A slice without its erased records, and the view of the log from before the read. `found` is
-    None if the read found no slice, or a slice in a file, which the event loop has to read."""
+    None if the read found no slice. It is also None if the read found a slice in a file; the event
+    loop then reads that slice."""
 
     view: ReadView
     found: LogSlice | None
@@ -37,7 +38,7 @@ def read_cut(log: Log, offset: int, max_bytes: int, max_records: int | None) -> 
     view = log.view
     found = log.read(offset, max_bytes, max_records)
     if found is not None and found.body is None:
-        found.release()  # the event loop reads it again, because it may drop this result
+        found.release()  # the event loop reads the slice again, because it may drop this result
         found = None
     return Cut(view, found)
 
@@ -65,7 +66,7 @@ class WaitingFetch:
     def __init__(self, request_id: int, fetch: Fetch) -> None:
         self.request_id = request_id
         self.fetch = fetch
-        self.deadline: float | None = None  # set once the fetch is first in the queue
+        self.deadline: float | None = None  # set when the fetch becomes the first in the queue
         self.lingered = False
         self.examined: int | None = None  # offset of damage that a thread has examined
         self.damage: CorruptRange | None = None  # found by a thread, not handled yet
@@ -128,7 +129,7 @@ def header_of(
         record_count,
         log.high_watermark,
         # Retention may delete the records while the answer is read. Readers drop records below the
-        # log start, so without this limit they would skip the records of the answer silently.
+        # log start. Without this limit, they would silently skip the records of the answer.
         min(log.log_start_offset, offset),
         log.log_end_offset,
         log.leader_epoch,

@@ -1,10 +1,10 @@
-"""The requests of a worker on one connection: it pulls messages from consumers with acks, and acks
-them.
+"""The requests of a worker on one connection. The worker pulls messages from consumers with acks,
+and acks them.
 
 Acks take turns at the event loop (`liftlog.server.reading.turns`), because one request can name
-100,000 messages. Such a request takes effect in parts, over several turns of the loop: each message
-is acked or not, independently of the others. The acks of one connection take effect in the order of
-their arrival.
+100,000 messages. Such a request takes effect in parts, over several turns of the loop. Each message
+is acked or not, independently of the other messages. The acks of one connection take effect in the
+order of their arrival.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from liftlog.server.requests.rights import Caller, consumers_of
 _DEFAULT_BYTES = 1 * MIB
 _FEW_RUNS_BYTES = 256 * 24
 _MOST_MESSAGES, _MOST_RUNS = 1024, 1000
-"""Maximum numbers of messages and runs in one part of an ack, which takes less than 2 ms. After a
-longer step, the party of the client would have to pause (`turns`)."""
+"""Maximum numbers of messages and runs in one part of an ack. Such a part takes less than 2 ms.
+After a longer step, the party of the client would have to pause (`turns`)."""
 _PART_SECONDS = 0.001
-"""Processor time after which an ack pauses before its next part."""
+"""An ack that has used this processor time (in seconds) pauses before its next part."""
 _KINDS = {ACK: AckKind.ACK, NAK: AckKind.NAK, PROGRESS: AckKind.PROGRESS, TERM: AckKind.TERM}
 
 OfWorker = PullWork | Rest | AckWork
@@ -98,8 +98,8 @@ class WorkRequests:
 
     def close(self, error: LiftlogError | None = None) -> None:
         """End the wait of all requests, because the connection ends. Acks that have arrived still
-        take effect. If `error` is given, answer each request with it; in this case acks that have
-        not begun have no effect."""
+        take effect. If `error` is given, answer each request with this error. In this case, acks
+        that have not begun have no effect."""
         for request_id, waiting in list(self._waiting.items()):
             if self._withdraw(waiting):
                 self._end(request_id)
@@ -172,7 +172,7 @@ class WorkRequests:
     # --- acks ---
 
     def _begin_ack(self, request_id: int, message: AckWork) -> None:
-        """Apply acks of few messages at once, if it is this client's turn. Apply larger acks
+        """If it is this client's turn, apply acks of few messages at once. Apply larger acks
         later."""
         services = self._services
         if not self._is_acking and len(message.runs) <= _FEW_RUNS_BYTES:
@@ -205,7 +205,7 @@ class WorkRequests:
 
     async def _in_parts(self, request_id: int, message: AckWork) -> None:
         began = thread_time()
-        self._authorize(message)  # the rights may have changed meanwhile
+        self._authorize(message)  # the rights may have changed in the meantime
         acks = _acks_of(message)
         parts = list(_parts_of(acks.runs))
         for number, runs in enumerate(parts, 1):
@@ -237,8 +237,8 @@ def _acks_of(message: AckWork) -> AcksOf:
 
 
 def _parts_of(runs: Sequence[Run]) -> Iterator[list[Run]]:
-    """Yield the messages of some runs in parts that each take little time; one empty part if there
-    are no messages."""
+    """Yield the messages of some runs in parts. Each part takes little time. If there are no
+    messages, yield one empty part."""
     part: list[Run] = []
     size = 0
     for run in runs:

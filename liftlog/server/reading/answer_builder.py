@@ -14,7 +14,7 @@ from liftlog.server.reading.pieces import Stamps
 
 BATCH_BYTES = 512 * KIB
 
-_ENOUGH_BYTES = 64 * KIB  # a larger batch is not joined, to save the copy
+_ENOUGH_BYTES = 64 * KIB  # a batch of at least this size is not joined, which saves the copy
 _OVERHEAD_BYTES = 128  # header and padding of a batch
 _MAX_RANGE = 0xFFFF_FFFF
 
@@ -23,7 +23,7 @@ class AnswerBuilder:
     """Encodes records into batches of at most `max_bytes` in total. If the first record is larger,
     the answer has only this record. The records arrive in the order of their offsets.
 
-    Each batch extends to the beginning of the next batch. So if records are left out between two
+    Each batch extends to the beginning of the next batch. If records are left out between two
     batches, the first batch has a hole at its end, as after compaction.
     """
 
@@ -44,11 +44,13 @@ class AnswerBuilder:
         self._stamps = (0, 0)  # oldest and newest timestamp, or bounds of them
 
     def add(self, records: Columns, header: BatchHeader, stamps: Stamps | None = None) -> int:
-        """Add records, as many as the answer can hold, and return the number of added records.
-        `stamps` are bounds of the timestamps, given if all timestamps fit into one batch."""
+        """Add as many of the records as the answer can hold. Returns the number of added records.
+        `stamps` are bounds of the timestamps; they are given if all timestamps fit into one
+        batch."""
         first, count = 0, len(records)
         while first < count:
-            # Encoding all remaining records at each step would cost more with each step.
+            # Only as many records as fit, because encoding all remaining records at each step would
+            # become slower with each step.
             end = min(first + self._most_records, count)
             rest = records.part(first, end) if end - first < count else records
             joining = self._joining(rest, header, stamps)
@@ -94,7 +96,8 @@ class AnswerBuilder:
         return tuple(self._done)
 
     def _joining(self, records: Columns, header: BatchHeader, stamps: Stamps | None) -> int:
-        """Return how many of these records can join the current batch, or begin one."""
+        """Return the number of these records that can join the current batch, or that can begin
+        one."""
         left = self._max_bytes - self._done_bytes - self._size - _OVERHEAD_BYTES
         room, base, count = min(BATCH_BYTES - self._size, left), self._base, len(records)
         if self._header is not None:
@@ -107,7 +110,7 @@ class AnswerBuilder:
             base = int(records.offsets[0])
             if count > self._most_records or records.size_bytes > room:
                 sizes = records.sizes()
-                # A record that is larger than the usual batch gets a batch of its own.
+                # A record that is larger than the usual batch gets its own batch.
                 least = 1 if sizes[0] <= left or not self._done else 0
                 count = min(max(int(sizes.searchsorted(room, "right")), least), self._most_records)
             if not self._reaches(base):
@@ -119,8 +122,8 @@ class AnswerBuilder:
         return self._with_fitting_stamps(records.timestamps_ns[:count])
 
     def _with_fitting_stamps(self, timestamps_ns: Offsets) -> int:
-        """Return how many of these timestamps fit, without loss, into one batch with the timestamps
-        of the current batch."""
+        """Return the number of these timestamps that fit, without loss, into one batch with the
+        timestamps of the current batch."""
         if not len(timestamps_ns):
             return 0
         oldest, newest = self._stamps if self._parts else (int(timestamps_ns[0]),) * 2

@@ -1,9 +1,9 @@
 """Divides the event loop and a few threads fairly among clients.
 
 `FairInput` limits the time for which requests are read and handled in each turn of the event loop.
-Reading from one connection takes little time. But a thousand connections can be readable at once,
-and until the turn ends, no message is stored and no ack is sent. Connections that do not get time
-in one turn are read in the next turns.
+Reading from one connection takes little time. But a thousand connections can be readable at once.
+Until the turn ends, no message is stored and no ack is sent. Connections for which a turn has no
+time are read in the next turns.
 
 `FairThreads` runs the scans of all clients in a few threads. (The module `turns` schedules the work
 of requests in the event loop.)
@@ -36,8 +36,8 @@ Item = TypeVar("Item")
 
 
 class FairInput:
-    """Limits the time for input in each turn of the loop. While there is little work, a call takes
-    only two readings of the clock. Belongs to the event loop."""
+    """Limits the time for input in each turn of the loop. While there is little work, a call only
+    reads the clock twice. Belongs to the event loop."""
 
     def __init__(self, turn_seconds: float = _TURN_SECONDS) -> None:
         self._turn_seconds = turn_seconds
@@ -48,7 +48,7 @@ class FairInput:
 
     def run(self, party: Hashable, work: Callable[[], None]) -> None:
         """Run `work` now, or in a later turn of the loop. If the same work is passed again before
-        it has run, it still runs only once."""
+        it has run, it runs only once."""
         if self._waiting or self._spent >= self._turn_seconds:
             self._waiting.setdefault(party, {})[work] = None
         else:
@@ -60,8 +60,8 @@ class FairInput:
             work()
         finally:
             self._spent += perf_counter() - began
-            # This is not done each time, because a scheduled call makes the loop poll its sockets
-            # once more.
+            # Only after a quarter of the time, because a scheduled call makes the loop poll its
+            # sockets once more.
             if self._spent > self._turn_seconds / 4:
                 self._schedule()
 
@@ -90,7 +90,7 @@ class FairInput:
 
 
 _FIRST = object()
-"""Stands for the member of items that precede all other items of their party."""
+"""Stands for the member of the items that precede all other items of their party."""
 
 
 class FairQueue(Generic[Item]):
@@ -181,8 +181,9 @@ _running = _Running()
 
 
 def others_wait() -> bool:
-    """Return True if another party waits for the thread that runs this job. A long job then ends
-    early, and its caller submits the rest as a further job. False outside `FairThreads`."""
+    """Return True if another party waits for the thread that runs this job. A long job should then
+    end early; its caller submits the remaining work as a further job. Returns False outside
+    `FairThreads`."""
     return _running.job is not None and _running.job[0].has_others(_running.job[1])
 
 
@@ -221,8 +222,8 @@ class FairThreads:
         self, party: Hashable, member: Hashable, steps: Generator[None, None, Result]
     ) -> Future[Result]:
         """Queue a long job that runs in steps, and return the future of its result. Each step is
-        queued as a job of its own, so other jobs have their turn after it. The future can be
-        cancelled between two steps. Raises RuntimeError after `shutdown`."""
+        queued as a separate job, so other jobs have their turns between two steps. The future can
+        be cancelled between two steps. Raises RuntimeError after `shutdown`."""
         whole: Future[Result] = Future()
 
         def queue() -> None:
@@ -266,7 +267,7 @@ class FairThreads:
             self._cancel_waiting()
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
         if cancel_futures:
-            self._cancel_waiting()  # a job in steps may have queued its next step meanwhile
+            self._cancel_waiting()  # a job in steps may have queued its next step in the meantime
 
     def _cancel_waiting(self) -> None:
         while (job := self._take()) is not None:
@@ -327,11 +328,11 @@ class Place(Executor):
 class SpreadWork:
     """Runs long work in small pieces, and pauses for the other work of the event loop between them.
 
-    For example, untrusted content is formatted in this way: one long call would delay every ack. A
-    thread would not help, because pure Python code would hold the interpreter lock, which the
-    commits need. The callers limit the size of the pieces.
+    For example, untrusted content is formatted in this way, because one long call would delay every
+    ack. A thread would not help: pure Python code holds the interpreter lock, and commits need this
+    lock. The callers limit the size of the pieces.
 
-    All requests of a port share one object, so that together they use no more of a turn than a
+    All requests of a port share one object. So all of them together use no more of a turn than a
     single request. The requests are served in the order of their arrival. Belongs to one event
     loop.
     """

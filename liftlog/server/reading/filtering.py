@@ -3,8 +3,10 @@ encodes them in new batches.
 
 The scan runs in a thread, examines a bounded amount of the log, and verifies every byte that it
 uses. If it finds damage, the answer ends before the damage, and the next fetch is answered with
-CORRUPT_RANGE. If a sketch has checksums of parts, or a subject index gives the places of the wanted
-records, the scan does not read other records, and so finds no damage in them.
+CORRUPT_RANGE.
+
+The scan reads only the wanted records if a sketch has checksums of parts, or if a subject index
+gives the places of these records. In this case it finds no damage in other records.
 """
 
 from __future__ import annotations
@@ -47,35 +49,37 @@ SCAN_BYTES = 16 * MIB
 """Limit of the bytes read from the log for one answer; a single larger batch is read as a whole."""
 
 SCAN_SECONDS = 0.03
-"""Approximate limit of processor time for one answer; after that, other scans have their turn. A
-limit of bytes alone is not sufficient, because batches of one record, from synchronous publishers,
+"""Approximate limit of processor time, in seconds, for one answer. After it, other scans have their
+turn. A limit of bytes alone is not sufficient: batches of one record, from synchronous publishers,
 take ten times as long per byte."""
 
 SHARED_SECONDS = 0.01
-"""The same limit while another principal waits for the thread. The event loop takes most of the
-interpreter lock if it is busy, so a scan can take three times as long as its processor time."""
+"""Like `SCAN_SECONDS`, while another principal waits for the thread. If the event loop is busy, it
+takes most of the interpreter lock. A scan can then take three times as long as its processor
+time."""
 
 MAX_ANSWER_BYTES = 1 * MIB
 """Limit of encoded bytes for one answer; a single larger record is sent as a whole. Unlike slices
 of files, these answers stay in memory until they are sent."""
 
 _DIVIDED_BYTES = 16 * MIB
-"""Limit of the bytes read for one answer to a member of a group. The limit is small because the
+"""Limit of the bytes read for one answer to a member of a group. The limit is small, because the
 pieces stay in memory until all members have read them, one after the other (`pieces`)."""
 
 _SEGMENT_BYTES = 2**32
-"""Limit for reads with a subject index. The limit is as large as a segment, because the index finds
-records at any distance."""
+"""Limit, in bytes, for reads with a subject index. It is as large as a segment, because the index
+finds records at any distance."""
 
 _INDEX_BYTES = 64 * KIB  # minimum size counted for opening an index file
 _LEAST_BY_SUBJECT = 4 * RUN_BYTES
-"""Minimum size of an answer for which a subject index is used. For smaller answers the index is
-inefficient, because a whole run of bytes is read for each found record."""
+"""Minimum size, in bytes, of an answer for which a subject index is used. For smaller answers the
+index is inefficient, because a whole run of bytes is read for each found record."""
 
 _READ_BYTES = 512 * KIB
-_SHARED_READ_BYTES = 4 * MIB  # each piece costs each member some steps of numpy
-_PARTIAL_READ_BYTES = 4 * MIB  # for partial reads, which spend most time on finding a piece
-_SPARSE_READ_BYTES = 16 * MIB  # for sparse reads, without a step for each batch
+# Not smaller, because each piece costs each member some steps of numpy.
+_SHARED_READ_BYTES = 4 * MIB
+_PARTIAL_READ_BYTES = 4 * MIB  # for partial reads, which use most of their time to find a piece
+_SPARSE_READ_BYTES = 16 * MIB  # for sparse reads, which take no step for each batch
 
 _BATCH_RECORDS = 4096
 _MARKED_BATCH_RECORDS = 32_768  # if the reader wants records without content
@@ -116,7 +120,7 @@ class _Scanner:
             VALUE not in selection.columns or not selection.is_projection
         )
         self._is_partial = False  # True if the last piece was read in part
-        # None: there are other conditions, or the subject indexes are of no use.
+        # None if there are other conditions, or if subject indexes do not help.
         self._subjects = wanted_subjects(selection)
         self._wanted = self._subjects if VALUE in selection.columns else None
         if scan.max_bytes < _LEAST_BY_SUBJECT:
@@ -147,7 +151,8 @@ class _Scanner:
         while self._left > 0 and not self._is_late():
             if scan.stop_offset is not None and self._reached >= scan.stop_offset:
                 return False
-            high_watermark = log.high_watermark  # taken before reading
+            # Read first, so that the scan examines all records below it.
+            high_watermark = log.high_watermark
             try:
                 done = self._take_by_subject()
                 if done is not None:
@@ -165,7 +170,8 @@ class _Scanner:
                     if known.is_newest:
                         return True
                     continue
-                manifest = log.view.manifest  # taken before reading, so that later changes show
+                # Read before the piece, so that later changes are detected.
+                manifest = log.view.manifest
                 piece = log.read(self._reached, most, masked=True)
                 if piece is None:
                     self._reached = max(self._reached, high_watermark)
@@ -212,8 +218,8 @@ class _Scanner:
 
     def _take_one_batch(self) -> None:
         """Read a single batch, after damage at the start of a piece. The log uses its index to find
-        the extent of the damage. The log raises CorruptRange for the damaged range, or returns the
-        batch if it is intact."""
+        the extent of the damage. It raises CorruptRange for the damaged range, or returns the batch
+        if the batch is intact."""
         manifest = self._log.view.manifest
         piece = self._log.read(self._reached, 1, masked=True)
         if piece is None:
@@ -251,7 +257,7 @@ class _Scanner:
             if partial is not None:
                 chunks = chunks_from(partial.decode, piece.length, _place_of(piece))
                 goes_on = self._take_chunks(chunks, piece.next_offset, partial)
-                # If most records match, reading parts first only takes longer.
+                # If most records match, a partial read first only takes longer.
                 self._skips_values = 2 * partial.values_read_whole < piece.length
                 return goes_on
             raw = piece.pread()
@@ -301,7 +307,7 @@ class _Scanner:
         return goes_on and self._reach(found.next_offset) and not self._is_late()
 
     def _take_run(self, batch: RecordBatch) -> bool:
-        """Take a batch in which all records match; return False if the answer is full."""
+        """Take a batch in which all records match. Returns False if the answer is full."""
         header, columns = batch.header, self._scan.selection.columns
         gone = self._gone_in(header)
         if len(batch.raw) < _LARGE_BYTES or len(gone) or not self._is_within(header):
@@ -325,9 +331,9 @@ class _Scanner:
         return not len(records) or self._add(records, found.batches[0].header)
 
     def _try_marks(self) -> None:
-        """Decide whether to read only the heads of batches, in one step for a large piece. Reading
-        only the heads is faster if only offsets are wanted, and the first, small piece did not
-        contain all wanted offsets. The decision is made once."""
+        """Decide whether to read only the heads of batches, in one step for a large piece. This is
+        faster if only offsets are wanted and the first, small piece did not contain all wanted
+        offsets. The decision is made once."""
         if self._may_try_marks and self._reached > self._scan.offset:
             self._may_try_marks = False
             stop = self._scan.stop_offset
@@ -337,17 +343,18 @@ class _Scanner:
 
     def _read_bytes(self) -> int:
         if self._is_marked and self._is_sparse:
-            # Reads at most what fits into the answer, estimated from the size of the answer so far.
+            # The read is limited to what fits into the answer. The estimate uses the size of the
+            # answer so far.
             made = max(self._builder.size_bytes, 1)
             room = max(self._scan.max_bytes - made, 0) * self._passed_bytes // made
             return min(max(room, _READ_BYTES), _SPARSE_READ_BYTES)
         if self._is_sparse:
-            return _SPARSE_READ_BYTES  # as little of each batch as possible is read
+            return _SPARSE_READ_BYTES  # reads as little of each batch as possible
         return min(_PARTIAL_READ_BYTES if self._is_partial else _READ_BYTES, self._left)
 
     def _take_sparsely(self, piece: LogSlice) -> bool | None:
-        """Scan a piece in one step instead of one step for each batch; return None if one step is
-        not possible."""
+        """Scan a piece in one step, instead of one step for each batch. Returns None if this is not
+        possible."""
         found = self._log.read_sparsely(piece, values=self._wanted is not None)
         records = None
         if found is not None and self._wanted is not None:
@@ -373,7 +380,7 @@ class _Scanner:
         return self._reach(piece.next_offset) and not self._is_late()
 
     def _read_partially(self, piece: LogSlice) -> PartialPiece | None:
-        """Read the piece without the values of its records; return None if it must be read
+        """Read the piece without the values of its records. Returns None if it must be read
         whole."""
         if self._scan.shared is not None or not self._skips_values:
             return None
@@ -400,7 +407,7 @@ class _Scanner:
         return spent >= SCAN_SECONDS or (spent >= SHARED_SECONDS and others_wait())
 
     def _take_chunk(self, chunk: Chunk, partial: PartialPiece | None) -> bool:
-        """Scan a chunk; return False if the answer is full or the scan has reached its end."""
+        """Scan a chunk. Returns False if the answer is full or if the scan has reached its end."""
         header, selection = chunk.header, self._scan.selection
         if not header.record_count:
             return self._reach(header.next_offset)
@@ -455,8 +462,7 @@ class _Scanner:
         return self._gone[low:high]
 
     def _add(self, selected: Columns, header: BatchHeader, stamps: Stamps | None = None) -> bool:
-        """Add records to the answer, without the erased ones; return False if the answer is
-        full."""
+        """Add records to the answer, except erased records. Returns False if the answer is full."""
         if len(self._gone):
             selected = without(selected, self._gone)
         taken = self._builder.add(selected, header, stamps)
@@ -481,7 +487,8 @@ def _place_of(piece: LogSlice) -> Place:
 
 
 def _projected(chunk: Chunk, selection: Selection) -> bytearray | None:
-    """Return all records of a chunk as one batch; None if the records must be added one by one."""
+    """Return all records of a chunk as one batch. Returns None if the records must be added one by
+    one."""
     if not chunk.is_one_batch:
         return None  # so that small batches are joined
     made = project_batch(chunk.batches[0], selection.columns)

@@ -22,7 +22,7 @@ logger = logging.getLogger("liftlog.server.http")
 
 
 class NoRecord(LiftlogError):
-    """Raised if no record has the offset, because compaction has removed the record or it is not
+    """Raised if no record has the offset. Either compaction has removed the record, or it is not
     written yet."""
 
     name = "NO_RECORD"

@@ -1,9 +1,13 @@
 """Decoded pieces of the log as columns, for reads that examine the records.
 
-The members of a group read the same pieces, each member for its own slots. The work that is the
-same for all members is done only once: reading and verifying a piece, computing the slot of each
-record, and sorting the records so that the records of one member are adjacent. `SharedPieces` keeps
-the most recent pieces for the other members.
+The members of a group read the same pieces, each member for its own slots. Work that is the same
+for all members is done only once:
+
+- reading and verifying a piece
+- computing the slot of each record
+- sorting the records so that the records of one member are adjacent
+
+`SharedPieces` keeps the most recent pieces for the other members.
 """
 
 from __future__ import annotations
@@ -36,20 +40,19 @@ from liftlog.server.reading.shares import Division, Shares
 
 SHARED_BYTES = 64 * MIB
 _LARGEST_SHARED = 8 * MIB
-"""Maximum decompressed size of one piece. The limit exists because a decompressed batch can be a
-thousand times as long as the compressed batch."""
+"""Maximum decompressed size, in bytes, of one piece. The limit exists because a decompressed batch
+can be a thousand times as long as the compressed batch."""
 _INFLATED_BYTES = 16 * MIB
 _MOST_BATCHES = 512
 """Maximum number of batches that are decoded before the first of them are scanned. A scan looks at
 its time limit between two chunks, and 512 tiny batches take about 4 ms of processor time."""
 _MOST_SUBJECTS = 16384
 """Maximum size of the subject dictionaries of one part, before equal subjects are merged. A piece
-of a stream with many records per subject stays below this size. A piece should have few parts,
-because each member needs the same number of numpy steps for each part, even if the part has few
-records."""
+of a stream with many records per subject stays below this size. A piece should have few parts: each
+member needs the same number of numpy steps for each part, even for a part with few records."""
 _LEAST_BYTES = 64 * KIB
-"""Minimum size counted for a piece. It limits the number of pieces, so that a search stays fast,
-because pieces at the end of a stream are small."""
+"""Minimum size, in bytes, that is counted for a piece. Pieces at the end of a stream are small. The
+minimum limits their number, so that a search stays fast."""
 _SUBJECT_BYTES = 128
 """Number of bytes counted for a subject and its Python objects."""
 _NEW_SECONDS = 0.02
@@ -63,7 +66,8 @@ def chunks_in(raw: bytes, place: Place) -> Iterator[Chunk]:
 
 
 def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -> Iterator[Chunk]:
-    """Like `chunks_in`, for batches of `size` bytes in total that `decode` returns."""
+    """Decode and yield batches like `chunks_in`. `decode` returns the batches, which have `size`
+    bytes in total."""
     whole: list[RecordBatch] = []
     damage: CorruptBatch | UnsupportedFormat | None = None
     position = inflated = 0
@@ -77,7 +81,7 @@ def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -
         whole.append(batch)
         position += batch.header.length
         inflated += len(batch.raw)
-        # Decompressed batches can be far longer.
+        # Decompressed batches can be far longer than the piece.
         if inflated >= _INFLATED_BYTES or len(whole) == _MOST_BATCHES:
             yield from chunks_of(whole)
             whole, inflated = [], 0
@@ -88,7 +92,7 @@ def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -
 
 
 def gone_from(piece: LogSlice) -> Offsets:
-    """Return the offsets of the records of a slice that a reader must leave out, ascending."""
+    """Return the ascending offsets of the records of a slice that a reader must leave out."""
     if piece.erased is None:
         return _NONE
     return piece.erased.offsets_in(piece.first_offset, piece.next_offset)
@@ -159,7 +163,7 @@ class Piece:
     @property
     def is_newest(self) -> bool:
         """True if the piece ended at the end of the log and was just read. The members of a group
-        then read the same piece at about the same time, and leave newer records for their next
+        then read the same piece at about the same time. They leave newer records for their next
         read."""
         return monotonic() < self._new_until
 
@@ -169,7 +173,8 @@ class SharedPieces:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pieces: OrderedDict[Piece, None] = OrderedDict()  # the oldest use first
+        # The piece with the oldest use comes first.
+        self._pieces: OrderedDict[Piece, None] = OrderedDict()
         self._size = 0
         self._shares = Shares()
 
@@ -204,11 +209,10 @@ class SharedPieces:
         *,
         at_end: bool,
     ) -> Piece | None:
-        """Decode and keep a piece. `raw` is its bytes, and `manifest` is the log's manifest from
-        before the read. With `at_end`, the piece ends at the high watermark.
+        """Decode and keep a piece. `raw` contains its bytes. `manifest` is the log's manifest from
+        before the read. If `at_end` is true, the piece ends at the high watermark.
 
-        Returns None if the piece is damaged or too large; in this case the reader scans it without
-        sharing.
+        Returns None if the piece is damaged or too large. The reader then scans it without sharing.
         """
         size = 0
         found: list[Batches] = []
@@ -232,7 +236,7 @@ class SharedPieces:
         return known
 
     def note(self, log: Log, wanted: WantedSlots) -> None:
-        """Store that a member with these slots is about to read."""
+        """Note that a member with these slots is about to read."""
         self._shares.note(log, wanted)
 
 

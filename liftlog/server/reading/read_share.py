@@ -2,10 +2,10 @@
 waiting.
 
 A message that is not read from NATS in time is lost, because nats-server disconnects slow clients.
-A record that is not sent to a consumer now can be sent later. Therefore, while processor time is
-short and NATS delivers faster than the daemon reads, the work for consumers may use at most as much
-time as all other work together. Consumers then fall behind, and publishers do not. At any other
-time there is no limit. (`fairness` divides this time among the consumers.)
+A record that is not sent to a consumer now can be sent later. Therefore the work for consumers is
+limited while processor time is short and NATS delivers faster than the daemon reads. It may then
+use at most as much time as all other work together. Consumers then fall behind, but publishers do
+not. At any other time there is no limit. (`fairness` divides this time among the consumers.)
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ _SHORT_BUSY = 0.9
 """Processor time also counts as short if the thread runs for more than this part of the time."""
 
 _LARGE_CHUNK_BYTES = 16 * 1024
-"""NATS counts as faster than the daemon if reads return chunks of this size on average."""
+"""NATS counts as faster than the daemon if the reads return chunks of this size (in bytes) on
+average."""
 
 _LEAST_PART = 0.2
-"""Part of the time that consumers always get, even if the rest of the loop uses less."""
+"""Part of the time that consumers always get, even if all other work uses less."""
 
 _RESUME_SECONDS = 0.002
 """Maximum time for resuming held-back fetches before the loop does other work."""
 
 
 class Usage(NamedTuple):
-    """The seconds for which the loop's thread has run, and has waited for a processor, since the
+    """The seconds for which the loop's thread has run and has waited for a processor, since the
     thread began."""
 
     running: float
@@ -76,8 +77,8 @@ class ThreadUsage:
 
 
 class ReadShare:
-    """Measures and limits the consumers' share of the event loop that runs at its first use.
-    Without consumers it takes no time.
+    """Measures and limits the consumers' share of the event loop. The event loop is the one that
+    runs at the first use of the object. If there are no consumers, the object uses no time.
 
     All work for consumers runs inside `with share`, which measures its time and may be nested.
     """
@@ -167,7 +168,7 @@ class ReadShare:
             self.held_back_seconds += passed
         if self._is_scarce():
             granted = passed * max(self._others, _LEAST_PART)
-            self._left = min(self._left + granted, granted)  # unused time is lost
+            self._left = min(self._left + granted, granted)  # time that was not used is lost
         else:
             self._left = math.inf
         self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)

@@ -22,15 +22,15 @@ class Scan(NamedTuple):
     """The pieces that the members of a group share; None if the reader is not a member of a
     group."""
     is_optional: bool = False
-    """True if the scan may be refused. The reader then gets all records as they are stored, if a
-    search would take long."""
+    """True if the scan may be refused when a search would take long. The reader then gets all
+    records as they are stored."""
 
 
 class Scanned(NamedTuple):
     """The result of a scan from its first offset to `next_offset`.
 
-    `caught_up` is True if the scan reached the high watermark; otherwise more records may exist
-    already. `is_refused` is True if the scan was optional and examined nothing.
+    `caught_up` is True if the scan reached the high watermark. If it is False, more records may
+    already exist. `is_refused` is True if the scan was optional and examined no record.
     """
 
     incarnation: str

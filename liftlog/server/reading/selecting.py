@@ -1,8 +1,8 @@
 """Finds the offsets of the records that match a filter, for an erasure.
 
-The search is the filtered read of clients (`filtering`): it runs in bounded pieces in the threads
-that all scans share, and other scans run between two pieces. Only offsets are read, and timestamps
-if the wanted records have bounds of time.
+The search uses the filtered read of clients (`filtering`). It runs in bounded pieces in the threads
+that all scans share, and other scans run between two pieces. It reads only offsets. If the wanted
+records have bounds of time, it also reads timestamps.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class MatchFinder:
 
 
 class _Search:
-    """The found records of one search. Used by one thread at a time."""
+    """The records that one search has found. Used by one thread at a time."""
 
     def __init__(self, log: Log, wanted: Wanted) -> None:
         self._log, self._wanted = log, wanted
@@ -137,7 +137,7 @@ class _Search:
 
 
 def _spans(ranges: Ranges) -> list[tuple[int, int]]:
-    """Return the ranges to search: near ranges are joined."""
+    """Return the ranges to search. Ranges that are near to each other are joined."""
     found: list[tuple[int, int]] = []
     for first, end in ranges:
         if found and first - found[-1][1] <= _NEAR_OFFSETS:

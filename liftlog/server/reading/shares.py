@@ -19,21 +19,21 @@ from liftlog.log import Log
 from liftlog.records.columns.slots import WantedSlots, flags_of
 
 _MOST_SHARES = 1024
-"""Maximum number of shares for one log and number of slots; enough for members with one slot
-each."""
+"""Maximum number of shares for one log and number of slots. It is sufficient for members with one
+slot each."""
 _MOST_OF_ALL = 8192
 """Maximum number of shares of all logs. A share takes at most half a kilobyte, regardless of its
 number of slots."""
 _KEPT_SECONDS = 10.0
-"""A share that was not requested for this time (in seconds) is removed, because members send
-requests more often."""
+"""If a share was not requested for this time (in seconds), it is removed. Members that are alive
+send requests more often."""
 _SHARE_BYTES = 256
-"""Number of bytes counted for a share of a division."""
+"""Number of bytes that are counted for a share of a division."""
 
 
 class Division:
-    """Groups slots so that the records of one member are stored together. Slots of unknown members
-    form groups of one slot. A share is given as `WantedSlots.bits`."""
+    """Groups slots so that the records of one member are stored together. Each slot of an unknown
+    member forms its own group. A share is given as `WantedSlots.bits`."""
 
     def __init__(self, slot_count: int, shares: Iterable[int]) -> None:
         """Create the groups. If two shares overlap, only the first one gets a group."""
@@ -85,7 +85,7 @@ class Shares:
         return self._count
 
     def note(self, log: Log, wanted: WantedSlots) -> None:
-        """Store that a member with these slots is about to read."""
+        """Note that a member with these slots is about to read."""
         key, share, now = (ref(log), wanted.slot_count), wanted.bits, monotonic()
         with self._lock:
             noted = self._noted.get(key)
@@ -104,8 +104,8 @@ class Shares:
             self._forget(now - _KEPT_SECONDS)
 
     def _forget(self, before: float) -> None:
-        """Remove logs whose shares are too old, and the oldest logs while there are too many
-        shares. The share that was just stored is never removed."""
+        """Remove logs whose shares are too old. While there are too many shares, also remove the
+        oldest logs. The share that was just stored is never removed."""
         while True:
             key, noted = next(iter(self._noted.items()))
             last = next(reversed(noted.shares.values()))
@@ -125,7 +125,7 @@ class Shares:
                 return noted.division
             shares = [*reversed(noted.shares)]
         # Computed without the lock, because the event loop adds shares and must not wait. A share
-        # that is added meanwhile is missing in this division and is included after its next
+        # that is added in the meantime is missing in this division. It is included after its next
         # request.
         noted.division = division = Division(slot_count, shares)
         return division

@@ -1,4 +1,5 @@
-"""Wakes the consumers that wait at the end of one stream, all together and not too often.
+"""Wakes the consumers that wait at the end of one stream. They are woken together, and not too
+often.
 
 At most one round of wake-ups begins per `linger`, even if the stream commits more often. The first
 commit after a quiet time starts a round at once. With many consumers, the pause after a round grows
@@ -31,8 +32,8 @@ _KEPT_TAILS = 8
 REST = 1
 """Length of the pause after a round, as a multiple of the processor time of the round."""
 _FLOOD_LINGERS = 10
-"""Factor for the linger time while many messages arrive together. Each answer then contains many
-records anyway, and fewer answers leave more time for the publishers."""
+"""Factor for the linger time while many messages arrive at the same time. Each answer then contains
+many records anyway, and fewer answers leave more time for the publishers."""
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
@@ -79,19 +80,19 @@ class TailGroup:
         self._future: asyncio.Future[None] | None = None
         self._future_offset = 0
         self._timer: asyncio.TimerHandle | None = None
-        # By `time.monotonic`, because the clock of uvloop has a resolution of 1 ms.
+        # Measured by `time.monotonic`, because the clock of uvloop has a resolution of 1 ms.
         self._due = 0.0  # earliest start of the next round
         self.pause_seconds = linger_seconds
-        """Time between the beginning of the last round and the next round."""
+        """Time, in seconds, between the beginnings of the last round and of the next round."""
         self._kept: dict[tuple[int, int, int | None], Tail] = {}
         self._kept_of: ReadView | None = None  # the state of the log when they were read
         self.shared: dict[str, Any] = {}
         """Objects that the consumers of the group share, by a name that they choose."""
 
     def wait(self, stream: StreamHost, offset: int, wake: Callable[[], None]) -> Waiter:
-        """Call `wake` once, at the latest in the next round after the high watermark has passed
-        `offset` or the stream has ended. A round begins when the linger time of the previous round
-        is over. `wake` may be called too early, so it must check the high watermark."""
+        """Call `wake` once, in the next round after the high watermark has passed `offset` or the
+        stream has ended. This round begins when the linger time of the previous round is over.
+        `wake` may also be called too early, so it must check the high watermark."""
         waiter = Waiter(offset, wake)
         self._waiting[waiter] = None
         if self._timer is None and (self._future is None or offset < self._future_offset):
@@ -123,7 +124,7 @@ class TailGroup:
 
     def _moved(self, future: asyncio.Future[None]) -> None:
         if future is not self._future:
-            return  # the wait was cancelled meanwhile
+            return  # the wait was cancelled in the meantime
         self._future = None
         if not future.cancelled():
             future.exception()  # each consumer checks the reason itself
@@ -146,8 +147,8 @@ class TailGroup:
 
     def _wake(self, woken: list[Waiter], seconds: float) -> None:
         """Wake these consumers, some of them in later turns of the loop. `seconds` is the processor
-        time that this round has taken so far. The time for which other processes have the processor
-        does not count, because a longer pause would not shorten this time."""
+        time that this round has taken so far. Time in which other processes have the processor does
+        not count, because a longer pause would not shorten it."""
         began = time.thread_time()
         with self._share:
             for waiter in woken[:_WAKES_PER_TURN]:
@@ -165,8 +166,8 @@ class TailGroup:
         self, view: ReadView, offset: int, max_bytes: int, max_records: int | None
     ) -> Tail | None:
         """Return the bytes that another consumer has just read for the same request; None if there
-        are no such bytes. Never returns bytes from an older state of the log: even if the high
-        watermark is the same, compaction may have removed records."""
+        are no such bytes. The bytes must belong to the present state of the log, because compaction
+        may have removed records even if the high watermark is the same."""
         if view is not self._kept_of:
             return None
         return self._kept.get((offset, max_bytes, max_records))
@@ -197,8 +198,8 @@ class TailGroup:
 def read_tail(
     log: Log, group: TailGroup, view: ReadView, offset: int, max_bytes: int
 ) -> Tail | None:
-    """Return the batches from `offset` on if they are in memory and at most `max_bytes` long, and
-    keep them for other consumers of the group. `view` is the present state of the log. Raises
+    """Return the batches from `offset` on if they are in memory and have at most `max_bytes`. Keep
+    them for other consumers of the group. `view` is the present state of the log. Raises
     CorruptRange, OffsetOutOfRange."""
     question = (offset, max_bytes, None)
     known = group.recall(view, *question)

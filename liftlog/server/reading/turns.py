@@ -1,12 +1,12 @@
-"""Schedules the requests of all kinds and interfaces: they take turns at computing in the event
+"""Schedules the requests of all kinds and interfaces. Requests take turns at computing in the event
 loop.
 
 `Turns.run` carries out one request. The request computes only while it has the turn, and returns
 the turn while it waits for a disk, a thread or another node. The turn passes from party to party (a
-party is a principal), and within a party from member to member (a member is a connection). One
-request gets the turn in each turn of the event loop. So acks and answers wait for only one request
-at a time, even an expensive one, and a flood of requests delays only its sender. No kind of request
-needs special code for its turns.
+party is a principal), and within a party from member to member (a member is a connection). In each
+turn of the event loop, one request gets the turn. So acks and answers wait for only one request at
+a time, even an expensive one. A flood of requests delays only its sender. No kind of request needs
+special code for its turns.
 
 A request with a long answer pauses with `asyncio.sleep(0)`. Other parties then have their turn, but
 other requests of the same party wait until the answer is complete. Otherwise a thousand answers
@@ -32,18 +32,18 @@ from typing import Any, TypeVar
 from liftlog.server.reading.fairness import FairQueue
 
 _TURN_SECONDS = 0.001
-"""Until requests have used this time (in seconds) in a turn of the loop, further requests begin at
-once, in the same turn."""
+"""Further requests begin in the same turn of the loop until requests have used this time (in
+seconds)."""
 
 _LONG_SECONDS = 0.003
-"""A party rests after a step that has used more than this processor time (in seconds), and while a
-scan runs, after steps that have used more than this time together. A request with a long answer
-pauses sooner, so its party does not rest after one step."""
+"""A party rests after a step that has used more than this processor time (in seconds). While a scan
+runs, it also rests when its short steps together have used more than this time. A request with a
+long answer pauses sooner, so its party does not rest after one step."""
 _REST = 2.0
 """Length of a rest, as a multiple of the length of the previous steps."""
 
 _ENDED = object()
-"""Stands for the end of a coroutine, which awaits nothing more."""
+"""Stands for the end of a coroutine that awaits nothing more."""
 
 Result = TypeVar("Result")
 
@@ -74,7 +74,7 @@ class Turns:
         self._turn_seconds = turn_seconds
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self._is_taken = False
-        self._spent = 0.0  # seconds of the loop's last known turn
+        self._spent = 0.0  # seconds used in the loop's last known turn
         self._is_scheduled = False
         self._resting: dict[Hashable, float] = {}
         """The time at which the rest of each party ends, by the clock of the event loop."""
@@ -104,8 +104,8 @@ class Turns:
                 return result
             finally:
                 self._count(asker.party, thread_time() - began)
-                # Queued before the turn is returned, so that no other request of its party gets the
-                # turn.
+                # Queued before the turn is returned, so that no other request of the same party
+                # gets the turn.
                 is_first = asker.party == party
                 following = self._queue(asker, first=is_first) if awaited is None else None
                 if turn is not None:
@@ -120,8 +120,8 @@ class Turns:
                 turn = self._queue(asker)
 
     def at_once(self, party: Hashable, work: Callable[[], None]) -> bool:
-        """Run `work`, which is short, if this party can have the turn now. Otherwise, return False
-        without running it."""
+        """Run `work`, which is short, if this party can have the turn now. Otherwise return False
+        without running `work`."""
         if not self._is_free(party):
             return False
         self.given += 1
@@ -162,7 +162,8 @@ class Turns:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Give the turn to the next request; its task runs in the next turn of the loop."""
+        """Give the turn to the next request. The task of that request runs in the next turn of the
+        loop."""
         self._end_rests()
         while not self._is_taken and (turn := self._waiting.take(self._resting)) is not None:
             if not turn.done():
@@ -188,13 +189,13 @@ class Turns:
         rest = self._rest_after(party, seconds)
         if rest:
             self._resting[party] = asyncio.get_running_loop().time() + rest
-        # This is not done each time, because a scheduled call makes the loop poll its sockets once
-        # more.
+        # Only after a quarter of the time, because a scheduled call makes the loop poll its sockets
+        # once more.
         if self._spent > self._turn_seconds / 4:
             self._schedule()
 
     def _rest_after(self, party: Hashable, seconds: float) -> float:
-        """Return the length of the rest after a step of `seconds`; 0 if there is none."""
+        """Return the length, in seconds, of the rest after a step of `seconds`; 0 for no rest."""
         if seconds > _LONG_SECONDS:
             return _REST * seconds
         if not self._scan_runs():

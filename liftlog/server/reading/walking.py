@@ -27,9 +27,10 @@ time that they take."""
 _KEPT_BYTES = 4 * 1024 * 1024
 """Limit of the bytes of records that are kept from one window."""
 _SHORT_SECONDS, _LONG_SECONDS = 0.03, 0.1
-"""A window that takes less or more time than this doubles or halves the next one."""
+"""If a window takes less than the first time (in seconds), the next window has twice its size. If
+it takes more than the second time, the next window has half its size."""
 _FAIR_PART = 0.25
-"""The part of these times that counts while another principal waits for the thread."""
+"""Factor for these two times while another principal waits for the thread."""
 
 
 class Damage(NamedTuple):
@@ -79,8 +80,8 @@ def _damage(error: CorruptRange) -> Damage:
 
 
 class Forward:
-    """A walk from older to newer records. `position` is the next offset to examine. With `is_open`
-    the walk continues to the current high watermark."""
+    """A walk from older to newer records. `position` is the next offset to examine. If `is_open` is
+    true, the walk continues to the current high watermark."""
 
     def __init__(self, log: Log, span: Span, selection: Selection, *, is_open: bool) -> None:
         self._log, self._selection = log, selection
@@ -126,9 +127,9 @@ class Forward:
 class Backward:
     """A walk from newer to older records. All offsets from `position` on have been examined.
 
-    A log can only be read from older to newer. So a step reads a window of offsets in that
-    direction, and keeps the newest matching records. Windows grow and shrink with the time that
-    they take.
+    A log can only be read from older to newer records. So a step reads a window of offsets in that
+    direction, and keeps the newest matching records. The size of a window depends on the time that
+    the previous window took.
     """
 
     def __init__(self, log: Log, span: Span, selection: Selection) -> None:
@@ -140,7 +141,7 @@ class Backward:
         self._width = max(1, _WINDOW_BYTES * offsets // max(log.view.size_bytes, 1))
 
     def narrow(self, width: int) -> None:
-        """Limit the first window to this number of offsets; the number is sufficient if every
+        """Limit the first window to this number of offsets. The number is sufficient if every
         record matches."""
         self._width = min(self._width, width)
 
@@ -203,7 +204,7 @@ def _newest_in(log: Log, window: Span, selection: Selection, limit: int) -> tupl
 
 
 def _last(body: bytes, left_out: int) -> list[Record]:
-    """Return the records of these batches without the first `left_out`."""
+    """Return the records of these batches except the first `left_out` records."""
     found: list[Record] = []
     for batch in _batches(body):
         if left_out > 0:

@@ -23,7 +23,7 @@ MAX_STREAMS_ASKED = 64
 async def ask_nodes(
     nodes: Iterable[str], message: Copies, link_to: Callable[[str], PeerLink]
 ) -> dict[str, CopiesAnswer]:
-    """Ask all nodes at once; returns the answers that arrive in time."""
+    """Ask all nodes at once. Returns the answers that arrive in time."""
     asked = sorted(nodes)
     answers = await asyncio.gather(*(_ask(link_to(node), message) for node in asked))
     return {node: answer for node, answer in zip(asked, answers, strict=True) if answer is not None}

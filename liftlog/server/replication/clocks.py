@@ -1,13 +1,12 @@
 """Measures the clocks of the other nodes by the pings between nodes.
 
 The answer to a ping contains the wall clock of the other node. The other node has read its clock
-between the time at which the ping was sent and the time at which the answer arrived. So the error
-is at most half of the time between these two times. The result is taken from the recent answer with
-the smallest error.
+after the ping was sent and before the answer arrived. So the error is at most half of the
+round-trip time. The result comes from the recent answer with the smallest error.
 
 Each answer is stored as a difference from this node's monotonic clock, which never jumps. So a jump
 of this node's wall clock changes all results at once, before the next answers arrive. After a jump
-of the other wall clock, earlier answers are dropped.
+of the other node's wall clock, earlier answers are dropped.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _MEASURING_NS = 60 * 1_000_000_000
 older versions do not send their clocks, and nodes can be down."""
 _MAX_SKEW_NS = int(MAX_SKEW_SECONDS * 1e9)
 _JUMP_NS = 1_000_000_000
-"""Least change, in ns, of the difference between two clocks that counts as a jump. While an answer
-is kept, two clocks drift apart by less than this value."""
+"""A change of the difference between two clocks counts as a jump if it is at least this large (in
+ns). While an answer is kept, two clocks drift apart by less than this value."""
 SHOWN_SECONDS = 5.0
 """Differences above this number of seconds are shown to users, because with a working time service
 clocks differ less."""
@@ -55,8 +54,8 @@ class NodeClocks:
     """The differences of clocks. Belongs to one event loop.
 
     `others` returns the names of all other nodes of the cluster. If the clock of this node was
-    found wrong, `guard` stores this doubt, so that the doubt lasts while other nodes are silent,
-    and after a restart.
+    found wrong, `guard` stores this doubt. So the doubt remains while other nodes are silent, and
+    after a restart.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class NodeClocks:
         self._right_ns: int | None = None
 
     def asked(self) -> int:
-        """Return the time of the monotonic clock, to be passed to `answered`."""
+        """Return the time of the monotonic clock. Pass it to `answered`."""
         return self._clock.monotonic_ns()
 
     def answered(self, node: str, asked_ns: int, their_ns: int, *, is_doubted: bool) -> None:
@@ -103,8 +102,8 @@ class NodeClocks:
         return {node: offset for node, offset in found.items() if offset is not None}
 
     def verdict(self) -> Verdict:
-        """Judge this node's clock. A clock that was found wrong stays in doubt until a measurement
-        finds it right."""
+        """Judge this node's clock. If the clock was found wrong, it stays in doubt until a
+        measurement shows that it is right."""
         own_ns = self._clock.now_ns() - self._clock.monotonic_ns()
         offsets = {node: self.offset(node) for node in self._others()}
         found = judge_clock(offsets)
@@ -122,7 +121,7 @@ class NodeClocks:
 
     def may_decide(self) -> bool:
         """Return True if this node may use its clock to delete old records. In the first minute
-        after the start, the clocks of most nodes must have been measured."""
+        after the start, this requires that the clocks of most nodes have been measured."""
         verdict = self.verdict()
         waited_ns = self._clock.monotonic_ns() - self._started_ns
         return not verdict.reason and (verdict.is_measured or waited_ns > _MEASURING_NS)

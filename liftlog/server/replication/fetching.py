@@ -1,9 +1,8 @@
 """One stream that this node follows: fetches from its leader, and applies the answers to the log.
 
 `liftlog.cluster.following` makes the decisions, and this module carries them out on the log and the
-connection. At any time there is at most one of these: an open request, or a change of the log in
-progress. A request confirms durable records, so it is sent only after the previous change is on
-disk.
+connection. A request and a change of the log are never in progress at the same time. A request
+confirms durable records, so it is sent only after the previous change is on disk.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ _MAX_BYTES = 4 * 1024 * 1024
 _LEAST_BYTES = 128 * 1024
 _ALL_BYTES = 256 * 1024 * 1024
 _INLINE_BYTES = 512 * 1024
-"""Limit, in bytes, for an append inside the event loop while syncs are fast. Copying and checking
-this number of bytes takes less time than two handovers between threads under load."""
+"""Maximum size, in bytes, of an append inside the event loop while syncs are fast. Under load,
+copying and checking this number of bytes takes less time than two handovers between threads."""
 _MAX_REASON_CHARS = 500
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
@@ -64,9 +63,9 @@ class FetchRoom:
     """Limits the number of bytes that the streams of a node request at the same time. Received
     records wait in memory for the disk, which may be slower than the network.
 
-    A request may always be for `_LEAST_BYTES`, so that no stream waits for another stream. Bytes
-    above that number count from the request until the records are stored, and their sum never
-    exceeds `max_bytes`. Streams that lag behind share all of `max_bytes`. The other streams share
+    Each request may be for `_LEAST_BYTES`, so that no stream waits for another stream. Bytes above
+    that number count from the request until the records are stored. The sum of these bytes never
+    exceeds `max_bytes`. Streams that lag behind share all of `max_bytes`. All other streams share
     half of `max_bytes`, and keep their share while they wait for new records. Belongs to the event
     loop.
     """
@@ -99,11 +98,12 @@ class FetchRoom:
         return size
 
     def hold(self, size: int) -> None:
-        """Count received bytes. A batch arrives as a whole, so they may be more than requested."""
+        """Count received bytes. They may be more than requested, because a batch arrives as a
+        whole."""
         self._taken += max(0, size - _LEAST_BYTES)
 
     def give_back(self, size: int) -> None:
-        """Release bytes that `take` reserved or `hold` counted."""
+        """Release bytes that `take` has reserved or `hold` has counted."""
         self._taken -= max(0, size - _LEAST_BYTES)
 
 
@@ -111,8 +111,8 @@ class FollowedStream:
     """One stream that this node follows. Belongs to the event loop.
 
     `link_to` returns the connection to a node. `learn` is called with newer metadata from an
-    answer; `tell_record_is_old` is called if an answer only shows that newer metadata exist.
-    `log_changed` is called at the beginning, and whenever the log has changed. All streams of a
+    answer. `tell_record_is_old` is called if an answer only shows that newer metadata exist.
+    `log_changed` is called at the beginning, and after each change of the log. All streams of a
     node share `room`. `consumers` fetches the states of consumers with acks.
     """
 
@@ -162,7 +162,7 @@ class FollowedStream:
 
     @property
     def lag(self) -> int:
-        """Number of records that the leader had in its last answer and that this log lacks."""
+        """Number of records that this log lacks, according to the leader's last answer."""
         return max(0, self.leader_end - self.host.log.log_end_offset)
 
     # --- events ---
@@ -233,7 +233,7 @@ class FollowedStream:
         self.host.fail(reason)
 
     def _free(self) -> None:
-        """Release the last answer: its records are stored, or not needed."""
+        """Release the last answer, because its records are stored or not needed."""
         self._body = None
         held, self._held = self._held, 0
         self._room.give_back(held)
@@ -266,7 +266,7 @@ class FollowedStream:
     def _answered(self, asked_bytes: int, exchange: Exchange) -> None:
         self._room.give_back(asked_bytes)
         if exchange is not self._exchange or self._closed:
-            return  # the answer to an abandoned request
+            return  # this answers an abandoned request
         self._exchange = None
         if exchange.error is not None:
             self._refused(exchange.error)
@@ -301,9 +301,9 @@ class FollowedStream:
         self._do(effect)
 
     def _note_record(self, answer: Replica) -> None:
-        """Adopt or request newer metadata. The leader may not count the records of this node before
-        the node has the newer metadata. The notification of the metadata store may arrive late, or
-        not at all if the store is unreachable."""
+        """Adopt newer metadata, or request them. The leader may not count the records of this node
+        before the node has the newer metadata. The notification of the metadata store may arrive
+        late, or not at all if the store is unreachable."""
         if answer.record_version <= self.follower.record.version:
             return
         if answer.record is None:
@@ -360,8 +360,8 @@ class FollowedStream:
         self.host.run_exclusive(call).add_done_callback(done)
 
     def _store(self) -> None:
-        """Append the records of the answer. Publishers wait for this append. A small append runs
-        inside the event loop if the disk is fast, because two handovers between threads take
+        """Append the records of the answer. Publishers wait for this append. If the disk is fast, a
+        small append runs inside the event loop, because two handovers between threads take
         longer."""
         body, self._body = self._body, None
         told = None if self._told is None else self._told.side_state
@@ -396,7 +396,7 @@ class FollowedStream:
             self._room.note(self, is_behind=self.lag > 0)
             side = log.leases.side_state.version
             effect = self.follower.stored(log.durable_end_offset, log.view.manifest.epochs, side)
-            self._do(effect)  # comes first, because acks wait for the confirmation in this request
+            self._do(effect)  # first, because acks wait for the confirmation in this request
             self.host.commit_up_to(self.follower.high_watermark)
             self._log_changed()
         elif isinstance(error, CorruptBatch):
@@ -439,7 +439,7 @@ class FollowedStream:
             log.writer.note_acked(log.sync())
         except SyncFailed:
             # Records that were not durable were not confirmed, so the leader sends them again. If
-            # this call fails, too, the log still ends at its durable end.
+            # this call also fails, the log still ends at its durable end.
             log.writer.abandon_tail(keep_offsets=False)
             raise
 
@@ -465,8 +465,8 @@ class FollowedStream:
 
 
 def _answer_from(received: Replica) -> Answer:
-    """Convert the message of another node. The content is not trusted: values of a wrong form are
-    left out, the rules of `liftlog.cluster` check all other values, and the log checks the body."""
+    """Convert the message of another node. Its content is not trusted. Values of a wrong form are
+    left out. The rules of `liftlog.cluster` check all other values, and the log checks the body."""
     diverging = received.diverging
     gap = None
     if received.gap is not None and type(received.gap.get("next")) is int:

@@ -1,9 +1,9 @@
 """The states of a stream's consumers with acks, on a node that follows the stream: fetches the
 changes of the states from the leader, and writes them to the journal of this node.
 
-`liftlog.cluster.consumer_states` has the rules. The changes are not decoded. A request confirms the
-written changes and the synced changes. If a sync completes while a request waits for changes, a new
-request replaces the waiting request.
+`liftlog.cluster.consumer_states` contains the rules. This module does not decode the changes. A
+request confirms the written changes and the synced changes. If a sync completes while a request
+waits for changes, a new request replaces the waiting request.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from liftlog.server.replication.peer_link import PeerLink
 logger = logging.getLogger("liftlog.server.replication")
 
 _SYNC_SECONDS = 0.1
-"""Time in seconds within which the journal syncs by itself. If no answer to a client waits for the
-sync, the follower reports the sync to the leader only after this time."""
+"""Interval, in seconds, at which the journal syncs by itself. If no answer to a client waits for
+the sync, the follower reports the sync to the leader only after this time."""
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
 
@@ -58,8 +58,9 @@ class FollowedConsumers:
         """An event that is set when the open request is answered, or must be replaced."""
         self._to_sync = asyncio.Event()
         self._is_urgent = asyncio.Event()
-        self._sync_until = 0  # numbers that answers to clients wait for
-        self._last: tuple[FollowerStates, Position, int] | None = None  # written last, and where
+        self._sync_until = 0  # answers to clients wait for the numbers up to this one
+        # The last written change, and its position.
+        self._last: tuple[FollowerStates, Position, int] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
 
@@ -99,7 +100,7 @@ class FollowedConsumers:
             ]
 
     def close(self) -> None:
-        """Fetch nothing more. The changes that the journal has accepted are written."""
+        """Stop fetching. Changes that the journal has accepted are still written."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
@@ -163,8 +164,7 @@ class FollowedConsumers:
     async def _store(
         self, states: FollowerStates, answer: ConsumerChanges, sent: list[Sent]
     ) -> None:
-        """Write the changes of an answer, and wait until the changes survive the end of this
-        process."""
+        """Write the changes of an answer, and wait until they survive the end of this process."""
         wanted, gone = states.answered(
             answer.base,
             answer.written,
@@ -184,7 +184,7 @@ class FollowedConsumers:
         states.written(answer.written, answer.cursor)
         assert states.position is not None
         if states is not self._states:
-            return  # another epoch has begun, and has numbers of its own
+            return  # another epoch has begun, and it has its own numbers
         self._last = states, states.position, at
         self._sync_until = max(self._sync_until, answer.sync)
         self._to_sync.set()
@@ -221,7 +221,7 @@ async def _written(journal: Journal, at: int) -> None:
             await journal.written(at)
         except ShuttingDown:
             raise
-        except LiftlogError:  # the journal tries again by itself
+        except LiftlogError:  # the journal retries by itself
             await journal.writable()
         else:
             return

@@ -1,9 +1,9 @@
 """Forwards requests of clients to the node that answers them: the leader of their stream.
 
 A request is forwarded at most once. The node that receives the request from the client checks it
-against the node's own ACL. The leader only executes the request. The number of waiting requests is
-limited, in total and for each principal. So a leader that hangs neither fills the memory nor blocks
-the requests of others.
+against its own ACL. The leader only executes the request. The number of waiting requests is
+limited, in total and for each principal. So if a leader hangs, its requests do not fill the memory,
+and do not block the requests of other principals.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class Forwarding:
         seconds: float | None = None,
     ) -> Callable[[], None]:
         """Send `message` to `node`, which leads `stream`. Returns a function that cancels the
-        request; after that `answered` is not called.
+        request. After the cancellation `answered` is not called.
 
         Raises LimitExceeded. `answered` gets NotLeader if the request did not reach the leader or
-        may be repeated, and RequestTimeout if it may have taken effect.
+        may be repeated. It gets RequestTimeout if the request may have taken effect.
         """
         data = encode_map(message.to_map(1))
         if (
@@ -139,7 +139,7 @@ class Forwarding:
         seconds: float | None = None,
     ) -> Message:
         """Send a message like `send`, and return the answer of `node`. Raises the errors that
-        `answered` would get."""
+        `send` passes to `answered`."""
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         give_up = self.send(
             node, stream, message, principal, partial(_complete, future), seconds=seconds

@@ -1,13 +1,15 @@
 """Handles a metadata store that has lost changes: detects the loss, and restores the changes.
 
-If the metadata of a stream in the store are missing, or older than a version that this node has
-received, the mirror marks the stream as doubtful. A second read, which requires the newest state of
-the store, then confirms or clears the doubt. While a doubt is confirmed, no node leads the stream
-or elects a leader by the stored metadata. The nodes exchange the metadata that they have. If the
-exchanged metadata are sufficient (`liftlog.cluster.guard`), the newest version is stored again. The
-restoration may abandon a version that only one node has received; that node then adopts the stored
-version, and drops its copy. If the metadata are not sufficient, an operator decides, with `liftlog
-cluster restore-metadata`.
+The metadata of a stream in the store may be missing, or older than a version that this node has
+received. The mirror then marks the stream as doubtful. A second read requires the newest state of
+the store, and confirms or clears the doubt.
+
+While a doubt is confirmed, no node leads the stream or elects a leader by the stored metadata. The
+nodes exchange the metadata that they have. If the exchanged metadata are sufficient
+(`liftlog.cluster.guard`), the newest version is stored again. This restoration may abandon a
+version that only one node has received. That node then adopts the stored version, and drops its
+copy. If the metadata are not sufficient, an operator decides, with `liftlog cluster
+restore-metadata`.
 """
 
 from __future__ import annotations
@@ -104,13 +106,13 @@ class Guard:
                     await self._restore(after, stored, revision)
                 elif stored is not None and is_given_up(self._node, known, stored, told, unheard):
                     self._give_up(name, stored)
-            except LiftlogError as error:  # the other streams do not wait for this one
+            except LiftlogError as error:  # the remaining streams do not wait for this stream
                 self._warn("metadata-not-restored stream=%s error=%s", name, error)
 
     def answer(self, names: Collection[str]) -> CopiesAnswer:
         """Return this node's metadata and log ends for these streams. If `names` is empty, return
         the names of all streams. Raises MetadataUnavailable while the node cannot read the metadata
-        that it has received, because the other nodes must then treat it as silent."""
+        that it has received. The other nodes must then treat this node as silent."""
         self._mirror.check_memory()
         known = self._mirror.known
         if not names:
@@ -124,9 +126,8 @@ class Guard:
         return CopiesAnswer(found)
 
     async def restore(self, *, dry_run: bool) -> RestoreAnswer:
-        """If the store has older metadata or none, store the newest metadata that any answering
-        node has received. With `dry_run`, only report these metadata. Raises
-        MetadataUnavailable."""
+        """Store the newest metadata that any answering node has received, if the store has older
+        metadata or none. With `dry_run`, only report these metadata. Raises MetadataUnavailable."""
         names = set(self._mirror.known)
         for answer in (await self._ask_others(Copies([]))).values():
             names |= set(answer.names)
@@ -135,7 +136,7 @@ class Guard:
         for name in sorted(names):
             try:
                 stored, revision = await self._mirror.read_newest_or_damaged(name)
-            except UnsupportedFormat as error:  # only a newer version of liftlog can read it
+            except UnsupportedFormat as error:  # only a newer version can read the metadata
                 logger.warning("metadata-not-restored stream=%s error=%s", name, error)
                 continue
             after = restored_by_operator(stored, _of(heard, name))
@@ -167,8 +168,8 @@ class Guard:
                 self._mirror.doubtful.discard(name)
                 continue
             try:
-                # Most doubts come from late notifications. A cheap read is enough to clear these
-                # doubts.
+                # Most doubts come from late notifications. A cheap read is sufficient to clear
+                # these doubts.
                 stored = await self._mirror.read(name)
                 if is_regressed(known, stored):
                     stored, _ = await self._mirror.read_newest(name)
@@ -205,7 +206,7 @@ class Guard:
         return True
 
     async def _ask(self, names: list[str]) -> Heard:
-        """Return the metadata of each node, including this one. A node whose answer is incomplete
+        """Return the metadata of each node, including this node. A node whose answer is incomplete
         is left out."""
         heard: Heard = {self._node: {}}
         for node in self._others():

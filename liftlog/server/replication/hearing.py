@@ -1,9 +1,9 @@
 """Tracks the other nodes that are in contact with this node.
 
 Nodes ping each other continuously, so a live node is never silent for long. Every message of a node
-counts, not only its pings. Time in which this process did not run, because it was stopped or its
-machine was suspended, is not counted, because messages that arrived during this time have not been
-read yet.
+counts, not only its pings. Time in which this process did not run does not count as silence: the
+process was stopped, or its machine was suspended. Messages that arrived during this time have not
+been read yet.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LOOK_SECONDS = 0.1
-"""Interval, in seconds, of the checks for silence. A silence is reported with a delay of at most
-this time."""
+"""Interval, in seconds, of the checks for silence. So a silence is reported at most this much too
+late."""
 
 HUNG_SECONDS = 3.0
 """Acks stop waiting for a node that has been silent for this time (in seconds)."""
 
 ENDED_SECONDS = 0.3
-"""The same limit for a node whose machine reports that its process has ended."""
+"""Like `HUNG_SECONDS`, for a node whose machine reports that the node's process has ended."""
 
 _LATE_SECONDS = 3 * LOOK_SECONDS
 
@@ -56,8 +56,8 @@ class Hearing:
     # --- signs of life ---
 
     def expect(self, node: str) -> None:
-        """Note that `node` exists. The silence of `node` counts from the first call for this node
-        on."""
+        """Note that `node` exists. At the first call for a node, the measurement of its silence
+        begins."""
         if node not in self._heard:
             self._heard[node] = self._gone_since[node] = self._time()
 
@@ -75,7 +75,7 @@ class Hearing:
 
     def refused(self, node: str) -> None:
         """Note that the machine of `node` reports that no process listens there. Ignored if there
-        was no connection before, because the node may be about to listen."""
+        was no connection before, because the node may not have begun to listen yet."""
         if self._connections.get(node) == 0:
             self._refusing.add(node)
 
@@ -95,7 +95,8 @@ class Hearing:
         return self._time() - self._heard[node]
 
     def gone_seconds(self, node: str) -> float:
-        """Return the seconds without any connection to or from `node`; 0.0 while one exists."""
+        """Return the time, in seconds, without any connection to or from `node`; 0.0 while a
+        connection exists."""
         since = self._gone_since.get(node)
         return 0.0 if since is None else self._time() - since
 
@@ -111,10 +112,15 @@ class Hearing:
         gone: float = math.inf,
         refusing: float = math.inf,
     ) -> None:
-        """Call `tell` with each node that has been silent for `silent` seconds, without a
-        connection for `gone` seconds, or without a listening process for `refusing` seconds. `tell`
-        is called once for such a silence. It is called again only after the node has sent a message
-        and fallen silent again."""
+        """Call `tell` with a node in one of these cases:
+
+        - no message has arrived from it for `silent` seconds
+        - it has had no connection for `gone` seconds
+        - no process has listened there for `refusing` seconds
+
+        `tell` is called once for such a silence. It is called again only if the node has sent a
+        message and has then fallen silent again.
+        """
         self._watches.append(_Watch(tell, silent, gone, refusing))
 
     async def run(self) -> None:
@@ -144,6 +150,6 @@ class Hearing:
                     watch.tell(node)
 
     def _time(self) -> float:
-        """Return the number of seconds for which this process has run, without the time in which it
-        was stopped."""
+        """Return the time, in seconds, for which this process has run. Time in which the process
+        was stopped is not included."""
         return min(self._now(), self._looked_at + _LATE_SECONDS) - self._stood_still

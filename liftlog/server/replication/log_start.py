@@ -1,4 +1,4 @@
-"""Moves the log start of a follower. The leader decides about the log start."""
+"""Moves the log start of a follower. The leader determines the log start."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from liftlog.settings import StreamSettings
 
 
 def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: int) -> None:
-    """Make `offset`, at most the high watermark, the log start, because the metadata or the leader
-    require it. Files that are needed to recognise duplicates are kept until the dedupe window has
-    passed, as on the leader, because this node may become the leader. Blocking. Raises
-    StorageError, DiskFull."""
+    """Make `offset` the log start, because the metadata or the leader require it. `offset` is at
+    most the high watermark. Because this node may become the leader, files that are needed to
+    recognise duplicates are kept until the dedupe window has passed, as on the leader. Blocking.
+    Raises StorageError, DiskFull."""
     decision = plan_log_start(log, offset, settings, now_ns)
     if decision.delete_segments or offset > log.log_start_offset:
         log.structure.remove_before(
@@ -25,10 +25,10 @@ def plan_log_start(
     log: Log, offset: int, settings: StreamSettings, now_ns: int
 ) -> RetentionDecision:
     """Return the files that can be deleted if `offset` becomes the log start. Files that are needed
-    for recent message ids are not among them. Rolls the active file if all its records would be
-    deleted. Blocking. Raises StorageError, DiskFull."""
+    for recent message ids are excluded. Rolls the active file if all its records would be deleted.
+    Blocking. Raises StorageError, DiskFull."""
     if offset == log.log_end_offset:
-        # Otherwise the active file would stay, with all its records below the log start.
+        # Otherwise the active file would remain, although all its records are below the log start.
         log.writer.roll()
     segments = log.segments
     return decide(

@@ -1,8 +1,8 @@
 """The connection of this node to another node. A lost connection is opened again.
 
 All followers of streams that the other node leads share the connection. If it is lost, each open
-request ends with ConnectionLost. The sender then has to choose a new request, because the request
-depends on the end of its log at that time.
+request ends with ConnectionLost. The sender must then create a new request, because a request
+depends on the end of the sender's log.
 
 The link pings the other node. The pings show the other node that this node is alive, and the
 answers show this node that the other node is alive. A silent connection is closed, because the
@@ -39,7 +39,7 @@ _LONGEST_PAUSE_SECONDS = 1.0
 _PING_SECONDS = 0.5
 _SILENT_INTERVALS = 10
 """The connection is closed after this number of intervals without a byte. The link counts intervals
-and not seconds, because this process itself may have been suspended."""
+instead of seconds, because this process itself may have been suspended."""
 
 
 class Introduced(NamedTuple):
@@ -72,7 +72,7 @@ class PeerLink:
         self.peer: Introduced | None = None
         """The other node; None while there is no connection."""
         self.problem = ""
-        """The reason why there is no connection, if it is known."""
+        """The reason why there is no connection, if the reason is known."""
         self._target = target
         self._introduction = introduction
         self._on_up = on_up
@@ -129,7 +129,7 @@ class PeerLink:
                 await self._is_due.wait()
 
     async def _use(self) -> None:
-        """Use the connection from the introduction until it is lost."""
+        """Use the connection, from the introduction until it is lost."""
         self._hearing.connected(self.node)
         try:
             self._on_up()
@@ -166,7 +166,7 @@ class PeerLink:
         self.request(Ping(), Exchange(on_done=answered))
 
     def request(self, message: Message, exchange: Exchange) -> None:
-        """Send a request; without a connection `exchange` ends with ConnectionLost."""
+        """Send a request. If there is no connection, `exchange` ends with ConnectionLost."""
         link = self._link
         if link is None or self.peer is None or link.error is not None:
             error = ConnectionLost(f"there is no connection to node {self.node}: {self.problem}")
@@ -215,7 +215,7 @@ class PeerLink:
         link.on_lost = self._lost
         link.on_heard = self._heard
         self.peer = Introduced(answer.node, answer.start, tuple(answer.features))
-        if link.error is not None:  # it was lost after the answer
+        if link.error is not None:  # the connection was lost after the answer
             self._lost()
 
     def _heard(self) -> None:
@@ -244,8 +244,8 @@ class PeerLink:
 
 
 def _why(error: Exception) -> str:
-    """Describe the error, with a remedy for a node. The hints for clients do not apply, because
-    they name options that a node does not have."""
+    """Describe the error, and how to remove its cause on a node. The hints for clients do not
+    apply, because they name options that a node does not have."""
     if isinstance(error, ConnectionLost) and isinstance(
         error.__cause__, ssl.SSLCertVerificationError
     ):

@@ -23,13 +23,14 @@ from liftlog.server.replication.peer_link import PeerLink
 _FETCH_BYTES = 1024 * 1024
 _ANSWER_SECONDS = 10.0
 _NOT_LED = ("failed", "elsewhere", "follower")
-"""States of a stream on a node that does not lead it. A node that does not lead may not have found
-its own damage yet."""
+"""States of a stream on a node that does not lead it. Such a node may not have found its own damage
+yet."""
 
 
 class ReplicaDonors:
-    """Fetches records from the other nodes' own copies, up to their own high watermarks, because
-    committed records are the same everywhere. See `liftlog.server.cleaning.mending.Donors`."""
+    """Fetches records from the other nodes' own copies, up to the high watermarks of these copies.
+    This is safe because committed records are the same on all nodes. See
+    `liftlog.server.cleaning.mending.Donors`."""
 
     def __init__(
         self,
@@ -81,8 +82,8 @@ class ReplicaDonors:
         return "; ".join(problems) or "the stream has no other replica"
 
     def _others(self, name: str) -> list[str]:
-        """Return the other nodes. Nodes in sync come first, because other nodes may have fewer
-        records."""
+        """Return the other nodes. Nodes in sync come first, because the remaining nodes may have
+        fewer records."""
         record = self._mirror.records.get(name)
         if record is None or record.deleted:
             return []
@@ -92,8 +93,8 @@ class ReplicaDonors:
     async def _check(
         self, node: str, name: str, incarnation: str, first: int, body: memoryview
     ) -> None:
-        """Check fetched records; damaged records cannot be used. If there is damage, the other node
-        determines the extent of its damage, and repairs it later. Raises CorruptBatch,
+        """Check fetched records. Damaged records cannot be used. If there is damage, the other node
+        determines the extent of its own damage, and repairs it later. Raises CorruptBatch,
         UnsupportedFormat."""
         try:
             for _ in iter_batches(body):
@@ -130,8 +131,10 @@ class ReplicaDonors:
 async def check_whole(link: PeerLink, record: StreamMetadata) -> None:
     """Check the leader's copy before this node drops its own copy and fetches it again. The check
     is necessary because this node's copy may contain records that are damaged in the leader's copy.
+
     Raises Conflict if the leader reports damage, or if the leader of this epoch has not opened its
-    copy yet. Raises LiftlogError if the leader does not answer."""
+    copy yet. Raises LiftlogError if the leader does not answer.
+    """
     answer = (await ask(link, DescribeStream(record.name))).answer
     info = answer.info if isinstance(answer, StreamAnswer) else None
     if (

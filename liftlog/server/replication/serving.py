@@ -1,7 +1,7 @@
 """One stream that this node leads: its followers' requests, and the commits that they allow.
 
-`liftlog.cluster.leading` contains the rules; this module applies them to the log and to the
-connections of the followers. The stream's gate makes the commits.
+`liftlog.cluster.leading` contains the rules. This module applies them to the log and to the
+connections of the followers. The stream's gate performs the commits.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
 _TOGETHER_SECONDS = 0.25
-"""Requests of idle streams that were parked within this time (in seconds) are answered together, so
-that both nodes wake up less often. Other answers are not delayed."""
+"""Requests of idle streams that were parked within this time (in seconds) are answered together. So
+both nodes wake up less often. Other answers are not delayed."""
 _TELL_SECONDS = 0.05
 _MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_KEPT_BYTES = 256 * 1024
-"""Number of bytes of each stream to keep in memory. Larger answers are sent from the files to the
+"""Number of bytes that each stream keeps in memory. Larger answers are sent from the files to the
 socket without a copy."""
 
 
 class Reply(Protocol):
-    """The destination of the answer to one request. Either `replica` or `refuse` is called,
+    """The destination of the answer to one request. Either `replica` or `refuse` is called, exactly
     once."""
 
     @property
@@ -84,7 +84,7 @@ class CatchUpPace:
 
 class _Newest:
     """The last appended records, as bytes. A follower that does not lag gets these bytes together
-    with the answer's header, without an access to files."""
+    with the answer's header. This needs no access to files."""
 
     def __init__(self) -> None:
         self._groups: deque[_Group] = deque()
@@ -156,8 +156,8 @@ class ServedStream:
         holder: JournalHolder,
         expects_repair: Callable[[int, int], bool] = lambda first, end: False,
     ) -> None:
-        """All streams that this node leads share `pace`. `holder` has the journal of consumers.
-        `expects_repair` returns True if damage in a range is about to be repaired."""
+        """All streams that this node leads share `pace`. `holder` contains the journal of
+        consumers. `expects_repair` returns True if damage in a range is about to be repaired."""
         self.leader = leader
         self._log = log
         self._pace = pace
@@ -209,8 +209,8 @@ class ServedStream:
         )
         before = self._parked.pop(node, None)
         if self._log.log_end_offset > self.leader.log_end:
-            # A writer thread has appended, and the loop has not been notified yet. The read below
-            # uses the log as it is now.
+            # A writer thread has appended records, and the loop has not been notified yet. The read
+            # below uses the log as it is now.
             self.gate.written(())
         verdict = self.gate.fetched(asked)
         self._newest.drop_below(self.leader.high_watermark)
@@ -247,8 +247,8 @@ class ServedStream:
         )
 
     def _send_in_time(self, node: str, request: Replicate, reply: Reply) -> None:
-        """Answer a follower that is not in sync, when the allowed rate permits the answer. No ack
-        waits for this follower, so publishers and in-sync replicas come first."""
+        """Answer a follower that is not in sync, as soon as the allowed rate permits the answer. No
+        ack waits for this follower, so publishers and in-sync replicas have priority."""
         seconds = self._pace.wait_seconds(self._loop.time())
         if seconds:
             timer = self._loop.call_later(seconds, self._send_late, node)
@@ -274,13 +274,13 @@ class ServedStream:
     # --- the metadata ---
 
     def propose(self, stopping: Collection[str] = ()) -> Change | None:
-        """Return a change of the in-sync set that is due, or None. Nodes that are `stopping` do not
-        enter the set."""
+        """Return a change of the in-sync set that is due; None if none is due. Nodes in `stopping`
+        are not added to the set."""
         return self.leader.propose(self._loop.time(), stopping)
 
     def adopt(self, record: StreamMetadata) -> None:
-        """Adopt newer metadata of the stream. If they end this epoch, this node no longer leads the
-        stream on return."""
+        """Adopt newer metadata of the stream. If the metadata end this epoch, this node no longer
+        leads the stream when the call returns."""
         before = self.leader.record
         self.gate.adopt(record)
         if record.version > before.version and not self.leader.resigned:
@@ -293,10 +293,10 @@ class ServedStream:
         self.consumers.confirm()
 
     def lead_on(self, leader: Leader, ended: Callable[[str], None]) -> None:
-        """Continue in the next epoch, which is the epoch of `leader`. The log has begun this epoch
-        and is otherwise unchanged. The followers' requests in this epoch commit the records that
-        wait for followers."""
-        self._refuse_parked()  # they belong to the previous epoch
+        """Continue in the next epoch, the epoch of `leader`. The log has begun this epoch, and has
+        not changed otherwise. The followers' requests in this epoch commit the records that wait
+        for followers."""
+        self._refuse_parked()  # these requests belong to the previous epoch
         self.leader.resign()
         self.leader = self.gate.leader = leader
         self.consumers.lead_on(leader)
@@ -304,7 +304,7 @@ class ServedStream:
 
     @property
     def is_quiet(self) -> bool:
-        """True if there is nothing to copy or to propose before the next event."""
+        """True if there is nothing to copy and nothing to propose before the next event."""
         leases, leader = self._log.leases, self.leader
         is_copied = leases.are_known and leases.side_state.version == leader.side_version
         return is_copied and leader.is_settled
@@ -312,8 +312,8 @@ class ServedStream:
     # --- the side state ---
 
     def side_changed(self) -> None:
-        """Send the side state to the followers at once if it has changed. The side state is already
-        durable on this node."""
+        """If the side state has changed, send it to the followers at once. It is already durable on
+        this node."""
         version = self._log.leases.side_state.version
         if version != self.leader.side_version:
             self._answer(self.leader.side_changed(version, self._loop.time()))
@@ -339,13 +339,13 @@ class ServedStream:
                 confirmed.set_result(None)
 
     def tombstone_bound(self, forget_after: float) -> int:
-        """Return the offset below which every replica has all tombstones, ignoring replicas that
-        have been silent for `forget_after` seconds."""
+        """Return the offset below which every replica has all tombstones. Replicas that have been
+        silent for `forget_after` seconds are ignored."""
         known = self._log.leases.tombstone_bound
         return self.leader.confirmed_by_all(self._loop.time(), forget_after, known)
 
     def close(self) -> None:
-        """Answer nothing more, because the leadership has ended."""
+        """Send no more answers, because the leadership has ended."""
         self._refuse_parked()
         self.consumers.close()
         confirming, self._confirming = self._confirming, []
@@ -430,8 +430,8 @@ class ServedStream:
             reply.replica(self._header(request, body_length=found.length), found)
 
     def _look(self, request: Replicate, reply: Reply, first: int, end: int) -> None:
-        """Handle new damage: determine its extent in a thread. This node has found the damage, or a
-        follower has found the damage in the bytes that it received."""
+        """Handle new damage: determine its extent in a thread. Either this node has found the
+        damage, or a follower has found it in the bytes that it received."""
 
         def done(job: asyncio.Future[None]) -> None:
             self._looking.discard(job)
@@ -479,14 +479,14 @@ class ServedStream:
         )
 
     def _record_for(self, request: Replicate) -> bytes | None:
-        """Return the metadata record if the answer must contain it, else None."""
+        """Return the metadata record if the answer must contain it; otherwise None."""
         told = _mark_from(request.leader_record)
         leader = self.leader
         is_to_know = leader.tells_record(_mark_from(request.record), told)
         return leader.record.to_json() if is_to_know else None
 
     def _side_state(self) -> dict[str, Any]:
-        """Return the current side state, which may be newer than the side state that is being
+        """Return the current side state. It may be newer than the side state that is being
         confirmed."""
         side = self._log.leases.side_state
         return {**side.to_dict(), "version": side.version, "tombstone_bound": side.tombstone_bound}

@@ -1,9 +1,9 @@
 """The states of a stream's consumers with acks, on the node that leads the stream. Changes of the
-states are passed to the journal of this node and to the followers, and are confirmed when all nodes
-in sync have them.
+states are passed to the journal of this node and to the followers. They are confirmed when all
+nodes in sync have them.
 
-`liftlog.cluster.consumer_states` has the rules. All positions are positions in the journal of this
-node.
+`liftlog.cluster.consumer_states` contains the rules. All positions are positions in the journal of
+this node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from liftlog.server.replication.unconfirmed import Unconfirmed
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
 _BODY_BYTES = 1024 * 1024
-"""An answer ends after the change with which it exceeds this size, in bytes."""
+"""Size in bytes. The change that makes an answer larger than this is the answer's last change."""
 _TURN_CONSUMERS = 64
 """Number of snapshots between two pauses for the event loop."""
 
@@ -67,8 +67,8 @@ class ServedConsumers:
         self._sending: dict[str, asyncio.Task[None]] = {}
         self.snapshot_of: Callable[[str], Change | None] = lambda name: None
         """Function that returns the whole state of a consumer, with all changes that were passed to
-        `write`. It returns None for a consumer that is not in memory; such a consumer does not
-        change."""
+        `write`. It returns None for a consumer that is not in memory. The state of such a consumer
+        does not change."""
         self._watchers: list[Callable[[], None]] = []
         self._waiting: dict[asyncio.Future[None], int] = {}
         self._wakes_soon = False
@@ -79,15 +79,15 @@ class ServedConsumers:
         return self.leader.states.is_used
 
     def watch(self, confirmed: Callable[[], None]) -> None:
-        """Call `confirmed` whenever one of the positions has changed, and at the end."""
+        """Call `confirmed` after each change of one of the positions, and at the end."""
         self._watchers.append(confirmed)
 
     # --- changes ---
 
     def write(self, change: Change) -> int:
         """Pass a change of a consumer to the journal and to the followers. Returns its position.
-        Does nothing after `close`, because then another node may already lead, and only that node's
-        changes are valid."""
+        Does nothing after `close`. Another node may then lead, and only that node's changes are
+        valid."""
         journal = self._journal
         if self.is_closed:
             return journal.accepted_position
@@ -152,8 +152,8 @@ class ServedConsumers:
                 self._waiting.pop(confirmed, None)
 
     def _wake_soon(self) -> None:
-        """Answer waiting requests at the end of this turn of the loop, with all changes of this
-        turn."""
+        """Answer waiting requests at the end of this turn of the loop. The answers contain all
+        changes of this turn."""
         if not self._wakes_soon:
             self._wakes_soon = True
             self._loop.call_soon(self._wake)
@@ -161,7 +161,7 @@ class ServedConsumers:
     def _wake(self) -> None:
         self._wakes_soon = False
         if not self.is_closed:
-            self._confirm()  # without followers that is enough
+            self._confirm()  # without followers, the journal of this node is sufficient
             self._answer(self.leader.states.woken(self._loop.time()))
 
     # --- followers ---
@@ -171,11 +171,11 @@ class ServedConsumers:
         before = self._take_parked(node)
         self._handle(node, start, request, reply)
         if before is not None:
-            # At the end: sending an answer may begin with the follower's next request.
+            # At the end, because sending an answer may begin with the follower's next request.
             before.refuse(Cancelled("the follower has asked again"))
 
     def _handle(self, node: str, start: int, request: FetchConsumers, reply: ConsumerReply) -> None:
-        if self._holder.problem is not None:  # this node does not know which consumers there are
+        if self._holder.problem is not None:  # this node does not know which consumers exist
             reply.refuse(self._holder.problem)
             return
         has = _position_of(request)
@@ -202,7 +202,7 @@ class ServedConsumers:
                 self._send(node, request, reply)
 
     def _take_parked(self, node: str) -> ConsumerReply | None:
-        """Remove and return the parked request of a follower, which the caller refuses."""
+        """Remove and return the parked request of a follower. The caller refuses it."""
         sending = self._sending.pop(node, None)
         if sending is not None:
             sending.cancel()
@@ -323,8 +323,8 @@ class ServedConsumers:
     # --- epochs ---
 
     def lead_on(self, leader: Leader) -> None:
-        """Continue in the next epoch, which is the epoch of `leader`. No change is confirmed in
-        this epoch yet."""
+        """Continue in the next epoch, the epoch of `leader`. No change is confirmed in this epoch
+        yet."""
         self._refuse_all()
         number = leader.states.number
         self._unwritten.renumber(number)
@@ -334,7 +334,7 @@ class ServedConsumers:
         self.leader = leader
 
     def close(self) -> None:
-        """Write and confirm nothing more, because the leadership has ended."""
+        """Write and confirm no more changes, because the leadership has ended."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -364,7 +364,8 @@ class ServedConsumers:
 
 
 def _refuse_cancelled(reply: ConsumerReply, sending: asyncio.Task[None]) -> None:
-    """Refuse a request if the task that answers it was cancelled, perhaps before its first step."""
+    """Refuse a request if the task that answers it was cancelled. The task may have been cancelled
+    before its first step."""
     if sending.cancelled():
         reply.refuse(Cancelled("the follower has asked again, or the leader has changed"))
 

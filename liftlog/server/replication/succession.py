@@ -2,8 +2,7 @@
 copy.
 
 `liftlog.cluster.election` decides. This module passes the silences of nodes and the content of the
-store to `election`, and carries out the decisions: questions to other nodes, and changes of
-metadata.
+store to `election`. It then carries out the decisions: it asks other nodes, and changes metadata.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _HEAR_AGAIN_SECONDS = 0.5
 _LOOK_AT_DISK_SECONDS = 1.0
 _MAX_UNDER_WAY = 64
 ELECTION_REASONS = ("leader-lost", "no-leader")
-"""The reasons for elections: the leader was lost (most replicas received no heartbeats from it), or
-no node led because the leader had resigned."""
+"""The reasons for elections. `leader-lost`: most replicas received no heartbeats from the leader.
+`no-leader`: no node led, because the leader had resigned."""
 _MAX_TOLD = 10_000
 """Maximum number of copies in an answer."""
 
@@ -55,7 +54,7 @@ class Copies(Protocol):
         ...
 
     def prepare_to_lead(self, name: str) -> bool:
-        """Begin slow preparations that are necessary before this node can lead; return True when
+        """Begin slow preparations that are necessary before this node can lead. Returns True when
         they are done. Called repeatedly while this node may have to lead."""
         ...
 
@@ -107,7 +106,7 @@ class Succession:
         self._under_way: set[str] = set()
         self._heard_again_at = self._disk_looked_at = 0.0
         self._led_by: dict[str | None, list[str]] = {}
-        """A cache of the names of all streams by leader (None: no leader). It is valid while
+        """A cache of the names of all streams, by leader (None: no leader). It is valid while
         `_mirror.changes` equals `_led_by_as_of`."""
         self._led_by_as_of = -1
         self.elections = dict.fromkeys(ELECTION_REASONS, 0)
@@ -118,8 +117,8 @@ class Succession:
         self._elections.is_stopping = True
 
     def may_lead(self, leader: Leader) -> bool:
-        """Return True if this node may lead at this moment. If not, `look` will end its leadership
-        shortly."""
+        """Return True if this node may lead at this moment. If the result is False, `look` will end
+        its leadership shortly."""
         return not self._elections.stops(leader, self._loop.time())
 
     @property
@@ -133,7 +132,7 @@ class Succession:
             self.look()
 
     def look(self) -> None:
-        """Stop leading, ask other nodes and elect leaders, if any of these is due."""
+        """Stop leading, ask other nodes, and elect leaders, if any of these actions is due."""
         now = self._loop.time()
         self._see(now)
         self._stop_leading(now)
@@ -149,15 +148,15 @@ class Succession:
                 continue
             is_prepared = self._copies.prepare_to_lead(record.name)
             claim = self._elections.decide(record, log, now)
-            # The number of elections at once is limited: with more of them, the copy that is next
-            # in turn could lead sooner.
+            # The number of concurrent elections is limited. With more elections, the node with the
+            # copy that is next in turn could lead sooner.
             if claim is not None and is_prepared and len(self._under_way) < _MAX_UNDER_WAY:
                 self._under_way.add(record.name)
                 self._spawn(self._elect(record, claim))
 
     def opinion(self, node: str) -> SuspectAnswer:
-        """Return this node's view of another node: whether it is suspected, the length of its
-        silence, and this node's copies of the streams that the other node leads."""
+        """Return this node's view of another node: whether it is suspected, for how long it has
+        been silent, and this node's copies of the streams that the other node leads."""
         now = self._loop.time()
         self._see(now)
         logs: dict[str, list[int]] = {}
@@ -203,7 +202,7 @@ class Succession:
         elections.renewed(self._session.deadline, now)
         elections.sessions(directory.live)
         elections.stopping = directory.stopping
-        # A store that was set back may lack the entry of a leader.
+        # If the store was restored to an older state, it may lack the entry of a leader.
         for node in {*directory.nodes, *self._leaders()}:
             if node != elections.node:
                 self._hearing.expect(node)
@@ -251,7 +250,7 @@ class Succession:
 
     def _yield(self, now: float) -> None:
         """Ask other nodes to take over streams that this node cannot serve."""
-        leading = self._copies.leading()  # a generator, which is normally not iterated
+        leading = self._copies.leading()  # a generator, because it is normally not iterated
         stalled: Iterable[tuple[StreamMetadata, float]] = ()
         if now - self._disk_looked_at >= _LOOK_AT_DISK_SECONDS:
             self._disk_looked_at = now
@@ -295,8 +294,8 @@ class Succession:
         self._link_to(question.peer).request(Suspect(question.about), exchange)
 
     async def _elect(self, record: StreamMetadata, claim: Elect) -> None:
-        """Try the election once. If the metadata have changed, a later `look` examines the new
-        metadata."""
+        """Try the election once. If the metadata have changed, a later call of `look` examines the
+        new metadata."""
         try:
             after = transitions.failover(record, claim.dead, self._elections.node)
             if after is None:

@@ -1,6 +1,6 @@
 """Unclean recovery with `cluster.unclean: balanced`: streams without a complete copy get a leader.
 
-`liftlog.cluster.unclean` selects the node with the best copy; that node makes itself the leader.
+`liftlog.cluster.unclean` selects the node with the best copy. That node makes itself the leader.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ logger = logging.getLogger("liftlog.server.replication")
 _LOOK_SECONDS = 1.0
 
 Told: TypeAlias = Mapping[str, Known | None]
-"""Maps each replica to the copy that it has reported; to None if it has reported nothing usable."""
+"""Maps each replica to the copy that it has reported, or to None if its report is missing or
+unusable."""
 
 
 class UncleanRecovery:
     """Makes this node the leader of streams for which it has the best copy. Belongs to one event
     loop.
 
-    `start` identifies this process run of `node`. `answer` returns the metadata and the log ends
+    `start` identifies the current start of `node`. `answer` returns the metadata and the log ends
     that this node has for streams. `may_lead` returns True if this node can lead a stream now.
     """
 
@@ -67,8 +68,8 @@ class UncleanRecovery:
             await self.look()
 
     async def look(self) -> None:
-        """Begin to lead each stream that has no complete copy, if this node has its best copy and
-        no copy has changed since the last call. Does not raise."""
+        """Begin to lead streams that have no complete copy. For each of them, this node must have
+        the best copy, and no copy may have changed since the last call. Does not raise."""
         directory, told = self._mirror.directory, dict[str, tuple[StreamMetadata, Told]]()
         records = [one for one in self._mirror.records.values() if self._concerns(one)]
         silent: set[str] = set()

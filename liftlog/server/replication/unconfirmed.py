@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 
 MAX_ENTRIES = 4096
-"""Maximum number of entries in memory. The limit is necessary because, while too few replicas are
-in sync, nothing is confirmed but changes continue (for example, pulls expire)."""
+"""Maximum number of entries in memory. While too few replicas are in sync, nothing is confirmed,
+but changes continue (for example, pulls expire). So without a limit the memory would fill."""
 
 
 class Unconfirmed:
-    """Maps positions in the journal to numbers in the leader's epoch. Both only increase.
+    """Maps positions in the journal to numbers in the leader's epoch. Positions and numbers only
+    increase.
 
     An entry stands for the changes from its position up to the position of the next entry. These
     changes count as confirmed when the number of the newest change is confirmed. If there are too
@@ -19,7 +20,8 @@ class Unconfirmed:
     """
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[int, int]] = deque()  # newest number and first position
+        # The newest number and the first position of each entry.
+        self._entries: deque[tuple[int, int]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._entries)

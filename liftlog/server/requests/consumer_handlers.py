@@ -1,9 +1,9 @@
 """Answers the requests about consumers with acks. `liftlog.server.pull` answers the requests of
 workers.
 
-Only the leader of the stream answers. Any other node refuses the request with NOT_LEADER, which
-names the leader. It forwards no request, because the leader compares the deliveries of a consumer
-with the rights of the client.
+Only the leader of the stream answers. All other nodes refuse the request with NOT_LEADER. This
+error names the leader. They do not forward the request, because the leader compares the deliveries
+of a consumer with the rights of the client.
 """
 
 from __future__ import annotations

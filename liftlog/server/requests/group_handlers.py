@@ -23,8 +23,8 @@ from liftlog.protocol.messages import Done, Message
 from liftlog.server.requests.rights import Ask, At, Caller, Told, handles, starts
 
 
-# Joining requires the right to read, because a member that cannot read would hold slots that nobody
-# else can read.
+# Joining requires the right to read. A member without this right would hold slots that no other
+# member can read.
 @handles(JoinGroup, "commit", at=At.OFFSETS, and_read=True)
 async def _join_group(caller: Caller, message: JoinGroup) -> Message:
     join = Join(
@@ -115,8 +115,8 @@ async def _describe_group(caller: Caller, message: DescribeGroup) -> Message:
 
 
 async def _relay_groups(caller: Caller, message: ListGroups, ask: Ask) -> Message:
-    """List the groups that the client may see. The cursor names the last group of the page, because
-    it must not name a group that the client may not see."""
+    """List the groups that the client may see. The cursor names the last group of the page, so it
+    never names a group that the client may not see."""
     after = message.after
     while True:
         answer = await ask(message.replaced(after=after))

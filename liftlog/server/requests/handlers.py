@@ -83,7 +83,8 @@ async def _created(caller: Caller, message: CreateStream) -> StreamInfo:
         return await caller.broker.create_stream(message.stream, message.settings)
     except NotLeader:
         answer = await ask_leader(caller, message)
-        if not isinstance(answer, StreamAnswer):  # this node is to lead it, but does not do so yet
+        # This node is about to lead the stream, but does not lead it yet.
+        if not isinstance(answer, StreamAnswer):
             raise
         return answer.info
 
@@ -95,8 +96,8 @@ async def _create(caller: Caller, message: CreateStream) -> Message:
     except Conflict:
         if caller.may("read", message.stream):
             raise
-        # The differences show the subjects and the settings of the stream, which only its readers
-        # may see.
+        # The differences show the subjects and the settings of the stream. Only readers of the
+        # stream may see these.
         raise Conflict(
             f"there is already a stream {message.stream!r}, with other settings",
             hint="choose another name",
@@ -134,7 +135,7 @@ async def _list(caller: Caller, _: ListStreams) -> Message:
 
 def _shown(caller: Caller, infos: list[StreamInfo]) -> StreamsAnswer:
     """Return the streams that the caller may see. If the caller is another node, return only the
-    streams that this node leads, because the caller can describe all other streams itself."""
+    streams that this node leads. The caller can describe all other streams itself."""
     catalog, is_forwarded = caller.broker.catalog, caller.is_forwarded
     return StreamsAnswer(
         [
@@ -344,8 +345,8 @@ async def _look_again(caller: Caller, message: LookAgain) -> Message:
 
 @handles(ElectLeader, "admin")
 async def _elect(caller: Caller, message: ElectLeader) -> Message:
-    """Elect a new leader. The present leader hands over; if there is none, this node starts the
-    election."""
+    """Elect a new leader. The present leader hands over. If there is no leader, this node starts
+    the election."""
     leadership = needed_node_of(caller.broker).leadership
     if message.lost:
         if message.node is None:
@@ -366,8 +367,8 @@ async def _restore_metadata(caller: Caller, message: RestoreMetadata) -> Message
 @contextlib.contextmanager
 def _known_elsewhere(caller: Caller) -> Iterator[None]:
     """Replace StreamNotFound by NotReady for a forwarded request. The other node may have received
-    the stream's metadata before this node. In this case its client must retry, and must not
-    conclude that the stream was deleted."""
+    the stream's metadata before this node. Its client must then retry, and must not conclude that
+    the stream was deleted."""
     try:
         yield
     except StreamNotFound as error:
@@ -439,7 +440,7 @@ async def _relay_checkpoints(caller: Caller, message: ListCheckpoints, ask: Ask)
 @handles(ListCheckpoints, None, at=At.OFFSETS, relay=_relay_checkpoints)
 async def _list_checkpoints(caller: Caller, message: ListCheckpoints) -> Message:
     async def page(after: str | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
-        await asyncio.sleep(0)  # one piece is enough work for a turn of the loop
+        await asyncio.sleep(0)  # the work for one piece is enough for one turn of the loop
         found, reached = caller.broker.checkpoints.page(
             partial(caller.may, "read"),
             consumer=message.consumer,

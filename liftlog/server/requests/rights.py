@@ -1,9 +1,9 @@
-"""Registers requests: for each kind, the operation of the ACL that it needs, the node that answers
-it, and the function that computes the answer (`handlers`).
+"""Registers requests. For each kind of request, registers the operation of the ACL that it needs,
+the node that answers it, and the function that computes the answer (`handlers`).
 
 No request bypasses the gate, because each request is registered with its operation. In a cluster,
 the node that receives a client's request checks the rights. If another node must answer, the first
-node forwards the request unchanged (`forward`), and removes from the answer the data that the
+node forwards the request unchanged (`forward`). It then removes from the answer the data that the
 principal may not see.
 """
 
@@ -40,9 +40,10 @@ _GATHER_SECONDS = 2.0
 
 
 class Caller(NamedTuple):
-    """The client that sent a request. `principal` is None if no ACL is configured; `peer` names the
-    client in the audit log. If `is_forwarded`, another node forwards the request of its client and
-    has checked the rights: `gate` permits everything, and the request is not forwarded again."""
+    """The client that sent a request. `principal` is None if no ACL is configured. `peer` names the
+    client in the audit log. If `is_forwarded` is true, another node forwards its client's request
+    and has checked the rights. In this case `gate` permits everything, and the request is not
+    forwarded again."""
 
     principal: str | None
     gate: Gate
@@ -67,14 +68,16 @@ Asked = TypeVar("Asked", bound=Message)
 Perform = Callable[[Caller, Any], Awaitable[Message]]
 Ask = Callable[[Message], Awaitable[Message]]
 Relay = Callable[[Caller, Any, Ask], Awaitable[Message]]
-"""Answers a request with the answer of the responsible node, which `Ask` returns. That node does
-not check the client's rights, so the relay removes the data that the caller may not see."""
+"""Function that answers a request with the answer of the responsible node, which `Ask` returns.
+That node does not check the client's rights, so the function removes the data that the caller may
+not see."""
 
 
 class Handler(NamedTuple):
     operation: Operation | None
-    """Operation needed on the request's `stream`, or on `_offsets` if the request concerns the
-    cluster; None if the handler itself selects the data that the caller may see."""
+    """The operation that is needed on the request's `stream`. If the request concerns the cluster,
+    the operation is needed on `_offsets`. None if the handler itself selects the data that the
+    caller may see."""
     perform: Perform
     at: At
     relay: Relay | None
@@ -119,8 +122,8 @@ class Starter(NamedTuple):
 
 
 STARTERS: dict[type[Message], Starter] = {}
-"""Frequent requests. A task for each of them would take more time than the request itself. In a
-cluster the leader of the checkpoints answers them."""
+"""Frequent requests, each with its starter. A task for each of them would take more time than the
+request itself. In a cluster the leader of the checkpoints answers them."""
 
 
 _LEASE_CHANGES = (AcquireLease, RenewLease, ReleaseLease)
@@ -152,7 +155,7 @@ def starts(
 
 
 def start(caller: Caller, message: Message, starter: Starter, told: Told) -> None:
-    """Start a request. Raises the same errors as `perform`; in that case `told` is not called."""
+    """Start a request. Raises the same errors as `perform`. After an error `told` is not called."""
     _authorize(caller, message, starter.operation)
     _begin(caller, message, starter, told)
 
@@ -182,7 +185,7 @@ async def perform(caller: Caller, message: Message) -> Message:
 
 
 async def carry_out(caller: Caller, message: Message) -> Message:
-    """Answer a request whose rights have been checked by the caller. Raises the broker's errors."""
+    """Answer a request. The caller has already checked the rights. Raises the broker's errors."""
     starter = STARTERS.get(type(message))
     if starter is not None:
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -211,8 +214,8 @@ def _settle(told: asyncio.Future[None], error: LiftlogError | None) -> None:
 
 
 async def ask_leader(caller: Caller, message: Message) -> Message | None:
-    """Return the answer of the leader of the request's stream; None if this node leads it. Raises
-    NotLeader."""
+    """Return the answer of the leader of the request's stream. Return None if this node leads it.
+    Raises NotLeader."""
     node = _elsewhere(caller, At.LEADER, message)
     if node is None:
         return None
@@ -232,7 +235,8 @@ async def _at(
 
 def _elsewhere(caller: Caller, at: At, message: Message) -> str | None:
     """Return the node that must answer; None if this node must answer. Raises NotLeader if there is
-    no such node, or if the request was forwarded to this node although it is not the leader."""
+    no such node. Also raises NotLeader if the request was forwarded to this node although it is not
+    the leader."""
     if at not in (At.LEADER, At.OFFSETS):
         return None
     catalog = caller.broker.catalog
@@ -288,7 +292,7 @@ def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
 
 
 def _authorize_subjects(caller: Caller, message: UpdateStream) -> None:
-    """Check the right to record the new subjects; the same right is needed to create a stream with
+    """Check the right to record the new subjects. The same right is needed to create a stream with
     these subjects."""
     subjects = subjects_of(message.settings)
     if subjects:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-# This program runs before the real one. It asks Linux to kill the process when the thread that
+# This program runs before the real program. It asks Linux to kill the process when the thread that
 # started it ends for any reason. It is a separate program because `preexec_fn` is not safe when
 # other threads run. The parent may have died before prctl took effect, so its pid is checked again.
 _PRELUDE = """\
@@ -21,8 +21,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def tied_to_parent(command: Sequence[str], *, parent: int | None = None) -> list[str]:
-    """Return a command that runs `command` (its first word is an absolute path) and is killed when
-    the thread that starts it ends.
+    """Return a command that runs `command` (its first word is an absolute path). The process is
+    killed when the thread that starts it ends.
 
     `parent` is the pid of the process that will start the command: None for this process, 0 if the
     pid is not known yet.

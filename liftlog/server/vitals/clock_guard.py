@@ -42,9 +42,9 @@ been off for that time."""
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """A reading of the clocks. `monotonic_ns` counts from the start of the machine; `ahead_ns` is
-    the wall clock minus the time for judging ages; `believed_ns` is the time at which a jump ahead
-    was last trusted."""
+    """A reading of the clocks. `monotonic_ns` counts from the start of the machine. `ahead_ns` is
+    the wall clock minus the time from which ages are computed. `believed_ns` is the time at which a
+    jump ahead was last trusted."""
 
     wall_ns: int
     monotonic_ns: int
@@ -55,7 +55,7 @@ class ClockState:
 
 
 def read_clock_state(fs: FileSystem, data_dir: Path) -> ClockState | None:
-    """Return the stored state. Returns None if the file does not exist or is damaged; in both cases
+    """Return the stored state. Returns None if the file does not exist or is damaged. In both cases
     the wall clock is trusted.
 
     Raises StorageError if the file cannot be read.
@@ -89,9 +89,9 @@ def write_clock_state(fs: FileSystem, data_dir: Path, state: ClockState) -> None
 
 
 class ClockGuard:
-    """Provides the time for judging ages. Thread-safe.
+    """Provides the time from which ages are computed. Thread-safe.
 
-    A step is a change of the wall clock by more than ten minutes relative to the monotonic clock,
+    A step is a change of the wall clock relative to the monotonic clock by more than ten minutes,
     or by more than an hour while the machine was off.
     """
 
@@ -125,22 +125,23 @@ class ClockGuard:
             return self._stepped_at_ns is None and not self.unread
 
     def now_ns(self) -> int:
-        """Return the time for judging ages. A jump of the wall clock, ahead or back, does not make
-        records seem older than they are."""
+        """Return the time from which ages are computed. A jump of the wall clock, ahead or back,
+        does not make records seem older than they are."""
         with self._lock:
             self._look()
             return self._wall_ns - max(self._ahead_ns, 0)
 
     @property
     def doubt_seconds(self) -> float:
-        """The wall clock minus the time for judging ages; 0.0 if the clock is trusted."""
+        """The wall clock minus the time from which ages are computed, in seconds; 0.0 if the clock
+        is trusted."""
         with self._lock:
             self._look()
             return max(self._ahead_ns, 0) / 1e9
 
     def believe(self, reason: str, *, steps: int | None = None) -> None:
-        """Judge ages by the wall clock from now on. Does nothing if another step was detected after
-        the caller has read `steps`."""
+        """Compute ages from the wall clock from now on. Does nothing if another step was detected
+        after the caller read `steps`."""
         with self._lock:
             self._look()
             if steps not in (None, self._steps):
@@ -153,8 +154,8 @@ class ClockGuard:
 
     @property
     def believed_ns(self) -> int:
-        """The time at which a jump ahead was last trusted; 0 if there was no such jump. Before such
-        a jump the clock was behind, so its times were too old."""
+        """The time at which a jump ahead was last trusted; 0 if there was no such jump. Before that
+        jump the clock was behind, so times from before the jump are too early."""
         with self._lock:
             self._look()
             return self._believed_ns

@@ -47,8 +47,8 @@ class Kind:
     """A kind of condition. `meaning` is a sentence for the reference page, `next_step` is the first
     action of an operator.
 
-    If `concerns_streams`, each stream of the daemon also has the condition as a warning, because
-    publishers or readers of the stream are affected.
+    If `concerns_streams` is true, each stream of the daemon also shows the condition as a warning,
+    because publishers or readers of the stream are affected.
     """
 
     name: str
@@ -310,9 +310,9 @@ _PLACES = {
 class Condition:
     """One problem that exists now.
 
-    `subject` is the name of the stream or node, if the condition concerns one. `streams` are
-    further streams, which are listed after the text; a viewer sees only the streams that the viewer
-    may read.
+    `subject` is the name of the stream or node that the condition concerns; empty if it concerns
+    none. `streams` are further streams. They are listed after the text, and a viewer sees only
+    those that the viewer may read.
     """
 
     kind: Kind
@@ -375,8 +375,8 @@ def by_kind(conditions: Iterable[Condition]) -> dict[str, str]:
 
 
 def first_of_each_kind(conditions: Iterable[Condition]) -> list[Condition]:
-    """Return at most twenty conditions of each kind. If a kind has more, one further condition
-    gives the number of the rest.
+    """Return at most twenty conditions of each kind. If a kind has more conditions, one further
+    condition states how many are left out.
 
     The limit keeps answers short if there are thousands of streams. In `conditions` and in the
     result, the worst conditions come first.
@@ -432,8 +432,8 @@ class Conditions:
             self._refreshers.append(refresh)
 
     async def now(self, may_read: MayRead | None = None) -> list[Condition]:
-        """Return the conditions, the worst first; with `may_read` only conditions that a viewer may
-        see.
+        """Return the conditions, the worst first. If `may_read` is given, return only conditions
+        that the viewer may see.
 
         With many streams, collecting the conditions takes long, and any client may request them. If
         a list took more than a millisecond of processor time, it is reused for a hundred times that

@@ -9,8 +9,8 @@ import time
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 _INTERVAL_SECONDS = 0.25
-"""Pause, in seconds, between two measurements. The pause is long enough to use little time on an
-idle daemon. Every call that blocks the loop for longer than the pause is detected."""
+"""Pause, in seconds, between two measurements. It is long enough to use little time on an idle
+daemon. Every call that blocks the loop for longer than the pause is detected."""
 _STILL_SECONDS = 1.0
 _JUST_NOW_SECONDS = 5.0
 
@@ -41,17 +41,17 @@ class SyncTimes:
 
 
 class LoopWatch:
-    """Measures how late a timer of the event loop fires: the delay that a blocking call causes for
+    """Measures the delay of a timer of the event loop. A blocking call causes the same delay for
     all other tasks.
 
-    `run` is a task; the attributes may be read at any time.
+    `run` is a task. The attributes may be read at any time.
     """
 
     def __init__(self) -> None:
         self.lag = Histogram(LATENCY_BOUNDS)
         self.last_lag_seconds = 0.0
         self._due = 0.0
-        self._stood_still = (0.0, 0.0)  # its end, its length
+        self._stood_still = (0.0, 0.0)  # its end and its length, in seconds
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -67,10 +67,10 @@ class LoopWatch:
 
     def stood_still_seconds(self) -> float:
         """Return the length, in seconds, of the last pause of the event loop, if it has just ended.
-        In a pause the process or its machine was stopped, or a call blocked the loop. Returns 0.0
-        if the pause was shorter than a second, or ended some time ago."""
+        During a pause the process or its machine was stopped, or a call blocked the loop. Returns
+        0.0 if the pause was shorter than a second, or ended some time ago."""
         now = time.monotonic()
-        if self._due and now - self._due >= _STILL_SECONDS:  # `run` has not measured it yet
+        if self._due and now - self._due >= _STILL_SECONDS:  # `run` has not measured this pause yet
             return now - self._due
         until, seconds = self._stood_still
         return seconds if now - until <= _JUST_NOW_SECONDS else 0.0

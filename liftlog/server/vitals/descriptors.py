@@ -1,8 +1,8 @@
-"""Divides the file descriptors of the process at the start, and counts the free ones.
+"""Divides the file descriptors of the process at the start, and counts the free descriptors.
 
 The daemon raises its soft limit to the hard limit. Streams and connections get separate shares, so
-that neither can use up the descriptors of the other. Some descriptors are reserved for NATS, and
-for files that a commit, a start or a deletion opens for a short time.
+that neither can use the descriptors of the other. Some descriptors are reserved for NATS, and for
+files that a commit, a start or a deletion opens for a short time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from liftlog.server.vitals.conditions import Condition
 logger = logging.getLogger("liftlog.server")
 
 KEPT_BACK = 64
-"""Number of descriptors that are reserved for other files than connections and the files of
+"""Number of descriptors that are reserved for files other than connections and the files of
 streams."""
 LEAST = 256
 """Minimum number of descriptors with which the daemon starts."""
 _SPARE = 16
-"""Number of free descriptors below which no stream is created."""
+"""If fewer descriptors than this are free, no stream is created."""
 _NEAR = 1000
-"""If fewer descriptors are free, they are counted again before each new stream."""
+"""If fewer descriptors than this are free, they are counted again before each new stream."""
 _PER_STREAM = 4
 """Number of descriptors that a new stream may open before the next count."""
 _MOST = 65_536
@@ -48,7 +48,8 @@ def raise_open_file_limit() -> int:
 
 
 def for_want_of_descriptors(error: Exception) -> LimitExceeded | None:
-    """Return the error for clients if `error` means that no descriptor was free; else None."""
+    """Return the error for clients if `error` means that no descriptor was free. Return None
+    otherwise."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
@@ -76,8 +77,8 @@ def shares_of(limit: int, *, read_files: int, pull: int, http: int) -> Shares:
     """Divide `limit` descriptors. The other three arguments come from the settings.
 
     If the limit is small, each share is a fixed part of the limit. Otherwise connections and
-    readers get their configured numbers, and streams get the rest. Raises ConfigError if the limit
-    is below `LEAST`.
+    readers get their configured numbers, and streams get the remaining descriptors. Raises
+    ConfigError if the limit is below `LEAST`.
     """
     if limit < LEAST:
         raise ConfigError(
@@ -110,7 +111,7 @@ class Descriptors:
         return max(0, limit - self._open), limit
 
     def check_spare(self) -> None:
-        """Raise LimitExceeded if too few descriptors are left to create a stream."""
+        """Raise LimitExceeded if there are too few free descriptors to create a stream."""
         left, limit = self.left()
         if left < _NEAR:  # counting the descriptors of thousands of streams takes milliseconds
             self._good_until = float("-inf")

@@ -1,5 +1,5 @@
-"""The disk of the data directory: a probe that shows if it can be written, and a reserve of room
-for a full disk.
+"""The disk of the data directory. A probe shows whether the disk can be written, and a reserve
+provides space when the disk is full.
 
 A disk that hangs must block neither the event loop nor requests that ask for the state of the disk.
 So each probe runs in a separate thread, one at a time, and callers wait for it only briefly.
@@ -28,8 +28,8 @@ from liftlog.log.files.filesystem import private
 PROBE_NAME = "probe"
 _PROBE_BYTES = 64 * 1024
 """Number of bytes that a probe writes. If less space than this is free, no message can be stored.
-The number is small because segment files are allocated ahead: even on a nearly full disk, they may
-have much space. Metrics and alerts show the free space."""
+The number is small because segment files are allocated in advance. So even on a nearly full disk,
+they may have much space. Metrics and alerts show the free space."""
 _FRESH_SECONDS = 2.0
 _WAIT_SECONDS = 0.5
 
@@ -79,8 +79,8 @@ class DiskProbe:
         )
 
     async def state(self) -> DiskState:
-        """Return a result that is at most two seconds old, or a result with the problem that the
-        disk does not answer."""
+        """Return a result that is at most two seconds old. If the disk does not answer, return a
+        result with this problem."""
         if time.monotonic() - self._looked_at < _FRESH_SECONDS:
             return self._last
         late = time.monotonic() - self._looking_since
@@ -104,10 +104,11 @@ class DiskProbe:
 
         def run() -> None:
             found = look_at(self._directory)
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so no one waits
+            with contextlib.suppress(RuntimeError):  # if the loop is closed, no task waits
                 loop.call_soon_threadsafe(_set_result, looking, found)
 
-        # Not from a pool: a thread that hangs in the kernel must not keep the daemon from exiting.
+        # Not a thread of a pool, because a thread that hangs in the kernel must not prevent the
+        # exit of the daemon.
         threading.Thread(target=run, name="liftlog-disk-probe", daemon=True).start()
         return looking
 
@@ -119,7 +120,7 @@ class DiskProbe:
 
 
 def look_at(directory: Path) -> DiskState:
-    """Probe the disk of this directory; blocks until the disk has answered. Does not sync, because
+    """Probe the disk of this directory. Blocks until the disk has answered. Does not sync, because
     commits themselves show whether syncs return in time."""
     try:
         found = os.statvfs(directory)
@@ -185,7 +186,7 @@ class DiskReserve:
             logger.warning("disk-reserve-not-released path=%s error=%s", self._path, error)
 
     def keep(self) -> None:
-        """Write the file again to its full size, or to the size for which the disk has space."""
+        """Write the file again. It gets its full size, or the size for which the disk has space."""
         try:
             with open(self._path, "ab", buffering=0, opener=private) as file:
                 size = os.fstat(file.fileno()).st_size

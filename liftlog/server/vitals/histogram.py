@@ -1,4 +1,4 @@
-"""Counts values in buckets, cheap enough for the path of every commit."""
+"""Counts values in buckets. The cost is small enough for the path of every commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LATENCY_BOUNDS = (
 """Bounds in seconds. An fsync takes 100 us on a good disk, and seconds on an overloaded disk."""
 
 COUNT_BOUNDS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
-"""Bounds for the number of messages per commit, from a lone publisher to a flood."""
+"""Bounds for the number of messages per commit, from a single publisher to a flood."""
 
 
 class Histogram:
@@ -39,7 +39,7 @@ class Histogram:
 def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float:
     """Return the value below which `part` (0 to 1) of the observations lie. Assumes that the
     observations in a bucket are spread evenly. Returns the highest bound if the value is above it,
-    and NaN without observations."""
+    and NaN if there are no observations."""
     wanted = part * sum(counts)
     if not wanted:
         return math.nan

@@ -25,12 +25,13 @@ class RareWarnings:
         told = self._told.get(line)
         if told is not None and now - told < _AGAIN_SECONDS:
             return
-        if now - self._tidied >= _TIDY_SECONDS:  # not at each call: a node may lead 1,000 streams
+        # Not at each call, because a node may lead 1,000 streams.
+        if now - self._tidied >= _TIDY_SECONDS:
             self._tidied = now
             self._told = {one: at for one, at in self._told.items() if now - at < _AGAIN_SECONDS}
         self._told[line] = now
         self._logger.warning(event, *values)
 
     def forget(self) -> None:
-        """Forget all earlier lines, so that the next warning is logged in any case."""
+        """Drop all earlier lines, so that the next warning is logged in any case."""
         self._told.clear()

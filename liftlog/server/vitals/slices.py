@@ -9,11 +9,11 @@ _SLICE_SECONDS = 0.002
 
 
 class Slices:
-    """Lets other tasks run during long work: create one when the work begins, and await `pause`
-    between small pieces.
+    """Lets other tasks run during long work. Create an object when the work begins, and await
+    `pause` between small pieces.
 
-    Measures the CPU time of the thread, not elapsed time: on a busy machine, elapsed time would end
-    the slice after each piece.
+    The slice is measured in CPU time of the thread, and not in elapsed time. On a busy machine,
+    elapsed time would end the slice after each piece.
     """
 
     def __init__(self) -> None:
