@@ -1,4 +1,4 @@
-"""Wheels built from the sources, and fresh environments to install them into."""
+"""Builds wheels from the sources, and makes new environments to install them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Environment:
-    """A virtual environment; nothing of this repository is on its path."""
+    """A virtual environment. No code of this repository is on its path."""
 
     def __init__(self, directory: Path) -> None:
         venv.create(directory, with_pip=True, symlinks=True)

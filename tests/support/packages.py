@@ -1,4 +1,4 @@
-"""Optional packages, as if they were not installed."""
+"""Simulates that optional packages are not installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from liftlog.records import codecs
 
 @contextmanager
 def uninstalled(package: str) -> Iterator[None]:
-    """A compression package. Codecs that were made before are forgotten."""
+    """Simulate that a compression package is not installed. Existing codecs are dropped."""
     forget = codecs._codec.cache_clear
     forget()
     try:

@@ -1,4 +1,4 @@
-"""Examples of the documentation, run as they stand but for the addresses."""
+"""Runs examples of the documentation unchanged, except for addresses."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from support.repository import REPOSITORY
 DOCS = REPOSITORY / "docs"
 
 INSTALLED_PYTHON = os.environ.get("TESTED_PYTHON")
-"""Of an environment that has liftlog from its wheel; None: the sources here are tested."""
+"""The Python of an environment in which liftlog is installed from its wheel. If None, the sources
+of this repository are tested."""
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The fenced blocks of a page below `docs`, in their order."""
+    """Return the fenced blocks of a page below `docs`, in order."""
     text = (DOCS / page).read_text()
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [block for kind, block in found if kind == language]
 
 
 def tools_in(directory: Path) -> Path:
-    """A directory with `liftlog` and `python` of the environment that is tested."""
+    """Return a directory with the `liftlog` and `python` of the environment that is tested."""
     tools = directory / "bin"
     tools.mkdir(exist_ok=True)
     for name, module in (("python", ""), ("liftlog", "-m liftlog ")):
@@ -38,7 +39,8 @@ def tools_in(directory: Path) -> Path:
 def run_shell(
     script: str, directory: Path, environment: Mapping[str, str], *, expect: int = 0
 ) -> str:
-    """What the script printed on stdout; it runs in `directory`, and ends with `expect`."""
+    """Run a script in `directory`, and return its output on stdout. Its exit code must be
+    `expect`."""
     paths = {"PATH": f"{tools_in(directory)}:/usr/bin:/bin"}
     if INSTALLED_PYTHON is None:
         paths["PYTHONPATH"] = str(REPOSITORY)

@@ -1,4 +1,4 @@
-"""Enough of PromQL to see which metrics and labels an expression names."""
+"""Parses enough of PromQL to find the metrics and labels in an expression."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FUNCTIONS = set(_FUNCTIONS.split())
 
 
 class Selector(NamedTuple):
-    """One metric as it is asked for. `grouped` are the labels of the whole expression's `by`."""
+    """One selected metric. `grouped` are the labels of `by` in the whole expression."""
 
     metric: str
     labels: dict[str, str]
@@ -35,11 +35,11 @@ class Selector(NamedTuple):
 class Expression(NamedTuple):
     selectors: list[Selector]
     grouped: set[str]
-    """Labels that `by`, `on` and their kind name."""
+    """The labels that `by`, `on` and similar clauses name."""
 
 
 def tokens(text: str) -> list[tuple[str, str]]:
-    """(kind, text); ValueError for what is no PromQL."""
+    """Return pairs (kind, text). Raises ValueError for text that is no PromQL."""
     found, position = [], 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -53,7 +53,7 @@ def tokens(text: str) -> list[tuple[str, str]]:
 
 
 def read(text: str) -> Expression:
-    """Raises ValueError for unbalanced brackets and unknown functions."""
+    """Parse an expression. Raises ValueError for unbalanced brackets and unknown functions."""
     found = tokens(text)
     _check_balance(found)
     stream = iter(enumerate(found))

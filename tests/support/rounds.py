@@ -1,5 +1,5 @@
-"""How long the tests of crashes go on: a few rounds and a sample of all places in `make test`, many
-rounds and every place in `make torture`."""
+"""Defines the length of the crash tests: a few rounds and a sample of all places in `make test`,
+many rounds and every place in `make torture`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ T = TypeVar("T")
 
 
 def rounds(few: int) -> int:
-    """`few`, or what TORTURE_ROUNDS says where that is more."""
+    """Return `few`, or the value of TORTURE_ROUNDS if it is higher."""
     return max(few, int(os.environ.get("TORTURE_ROUNDS", "0")))
 
 
 def chance_of(what: str) -> random.Random:
-    """What decides in a campaign: the same each time, unless TORTURE_SEED asks for another one."""
+    """Return the random generator of a campaign. It is the same in each run, unless TORTURE_SEED
+    sets another seed."""
     return random.Random(" ".join([what, os.environ.get("TORTURE_SEED", "")]).rstrip())
 
 
@@ -35,24 +36,24 @@ def seeds(few: int, of: int) -> list[object]:
 
 
 def modes(first: str, *others: str) -> list[str]:
-    """The first mode always, the others where there is time for it."""
+    """Return the first mode, and also the other modes if there is time."""
     return [first, *others] if is_torture() else [first]
 
 
 def one_in(count: int, places: Sequence[T], what: str) -> Sequence[T]:
-    """Every `count`-th of the places, or all of them where there is time for it. Which one is the
-    first depends on `what`, so that tests that differ in that look at different places."""
+    """Return every `count`-th of the places, or all of them if there is time. `what` determines the
+    first place, so that different tests use different places."""
     if is_torture():
         return places
     return places[zlib.crc32(what.encode()) % count :: count]
 
 
 def is_torture() -> bool:
-    """Whether there is time for everything."""
+    """Return True if there is time for everything."""
     return bool(rounds(0)) or os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 
 
 def examples(part: float = 1.0) -> int:
-    """How many of Hypothesis's examples: this part of what the profile asks for, which is 50 in
-    `make test` and 20,000 in `make fuzz`."""
+    """Return the number of Hypothesis's examples: this part of the number in the profile, which is
+    50 in `make test` and 20,000 in `make fuzz`."""
     return int(part * settings.default.max_examples)

@@ -1,4 +1,4 @@
-"""What a call costs, on machines where other work goes on."""
+"""Measures the cost of a call on machines that also do other work."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _ATTEMPTS = 5
 
 
 def is_cheap(call: Callable[[], object], limit_seconds: float) -> bool:
-    """Whether `call` needs less processor time than that in one of several attempts. Others on the
-    machine slow some attempts down, but never make one quicker."""
+    """Return True if `call` needs less processor time than the limit in one of several attempts.
+    Other work on the machine makes some attempts slower, but never faster."""
     for _ in range(_ATTEMPTS):
         began = time.thread_time()
         call()

@@ -1,4 +1,4 @@
-"""What a screen reader and a phone need of every page; asked of the page in the browser."""
+"""Checks the needs of screen readers and phones on every page, by tests in the browser."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_accessible(page: Page) -> None:
 
 
 def check_with_axe(page: Page) -> None:
-    """The rules of axe-core. Skips the test where it is not installed."""
+    """Check the rules of axe-core. Skips the test if axe-core is not installed."""
     module = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="pip install .[dev]"
     )
@@ -61,10 +61,11 @@ SMALLEST = 320
 
 
 def check_in_every_way(page: Page, what: str) -> None:
-    """All rules of axe-core in both schemes, and in the layouts of a desk and of a phone; in
-    `make test` in one of the two, which depends on `what`.
+    """Check the page in two layouts: a desktop with the light scheme, and a phone with the dark
+    scheme. `make test` checks the rules of axe-core only in one of them, which `what` determines.
 
-    Nothing is wider than the window, nor a table than its place."""
+    In both layouts, nothing may be wider than the window, and no table wider than its container.
+    """
     check_accessible(page)
     page.set_viewport_size({"width": SMALLEST, "height": 800})
     assert is_as_wide_as_its_window(page), (what, SMALLEST)

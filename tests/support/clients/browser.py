@@ -1,4 +1,4 @@
-"""A real Chromium, headless, for tests of the web page."""
+"""A real, headless Chromium for tests of the web page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, sync_playwright
 
-# The headless shell draws no window around a page: a page in a context of its own costs it a fifth.
+# The headless shell draws no window around a page. A page in a context of its own takes a fifth of
+# the time.
 _NAMES = (
     "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome",
     "google-chrome-stable",
@@ -27,7 +28,7 @@ _DESK = ViewportSize(width=1280, height=720)
 
 
 def find_chromium() -> str:
-    """Skips the test where there is none, but not where CI=true."""
+    """Skip the test if there is no Chromium. With CI=true, fail the test."""
     found = os.environ.get("LIFTLOG_TEST_BROWSER") or next(
         filter(None, map(shutil.which, _NAMES)), ""
     )
@@ -51,10 +52,11 @@ def chromium() -> Iterator[Browser]:
 
 
 class Window:
-    """A context with one page. What goes wrong in it fails the test at its end: errors of scripts,
-    what the Content-Security-Policy refused, dialogs, requests to elsewhere.
+    """A context with one page. Problems in the page fail the test at its end: errors of scripts,
+    violations of the Content-Security-Policy, dialogs, and requests to other hosts.
 
-    Without motion: a colour or a size that is read has no transition under way."""
+    Animations are switched off, so that colours and sizes do not change while a test reads them.
+    """
 
     def __init__(self, browser: Browser, base: str, **options: object) -> None:
         self.base = base
@@ -70,7 +72,7 @@ class Window:
 
     def _console(self, message: object) -> None:
         text = f"{message.type}: {message.text}"  # type: ignore[attr-defined]
-        expected = "Failed to load resource" in text  # a page of ours with a status of 4xx
+        expected = "Failed to load resource" in text  # our page with status 4xx
         if text.startswith("error") and not expected:
             self.wrong.append(text)
 
@@ -84,7 +86,7 @@ class Window:
             self.wrong.append(f"request: {url}")
 
     def reset(self) -> None:
-        """Make it as good as new: an empty page, no cookies, size and colours of a desk."""
+        """Reset the window: an empty page, no cookies, and the size and colours of a desktop."""
         for other in self.context.pages:
             if other != self.page:
                 other.close()
@@ -102,8 +104,8 @@ NewWindow = Callable[..., Window]
 
 
 class Windows:
-    """The windows of a browser. Making one, and the first page in it, takes 2 s of processor time,
-    so those that a test has used are for the next one that asks for the same kind."""
+    """The windows of a browser. Creating a window with its first page takes 2 s of processor time.
+    So windows are reused by later tests that request a window of the same kind."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -119,7 +121,7 @@ class Windows:
         return window
 
     def give_back_all(self) -> None:
-        """Raises AssertionError if something went wrong in one of them."""
+        """Reset all windows. Raises AssertionError if there was a problem in one of them."""
         taken, self._taken = self._taken, []
         for kind, window in taken:
             window.reset()
@@ -127,6 +129,6 @@ class Windows:
 
 
 def run_apart(work: Coroutine[Any, Any, None]) -> None:
-    """In a thread: Playwright has a loop in this one."""
+    """Run `work` in another thread, because Playwright has an event loop in this thread."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(asyncio.run, work).result()

@@ -1,5 +1,5 @@
-"""Builds programs in other languages below `build/programs`, from their registries: the Go module
-proxy, npm, PyPI, Maven Central, crates.io. What was built stays there for later runs."""
+"""Builds programs in other languages below `build/programs`, with packages from their registries:
+the Go module proxy, npm, PyPI, Maven Central, crates.io. Later runs use the same programs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _BUILD_SECONDS = 600.0
 
 
 class Missing(Exception):
-    """A program cannot be built here; the text names the missing part."""
+    """A program cannot be built on this machine. The text names the missing part."""
 
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """No other process builds meanwhile."""
+    """Prevent that another process builds at the same time."""
     PLACE.mkdir(parents=True, exist_ok=True)
     with (PLACE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -32,7 +32,7 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def built_with_go(source: Path, name: str, package: str = ".") -> Path:
-    """Returns the program. Raises Missing."""
+    """Return the path of the built program. Raises Missing."""
     program = PLACE / name
     options = {"GOFLAGS": "-mod=readonly -buildvcs=false", "GOTOOLCHAIN": "local"}
     with one_at_a_time():
@@ -41,8 +41,8 @@ def built_with_go(source: Path, name: str, package: str = ".") -> Path:
 
 
 def installed_with_npm(source: Path, name: str, *scripts: str) -> Path:
-    """Copies these scripts beside what `package.json` asks for. Returns their folder. Raises
-    Missing."""
+    """Install the packages of `package.json`, and copy these scripts to the same folder. Returns
+    the folder. Raises Missing."""
     place = PLACE / name
     package = place / "package.json"
     wanted = (source / "package.json").read_bytes()
@@ -67,7 +67,8 @@ def installed_with_npm(source: Path, name: str, *scripts: str) -> Path:
 
 
 def installed_with_pip(requirements: Path, name: str) -> Path:
-    """Returns the Python of an environment with what the file asks for. Raises Missing."""
+    """Return the Python of an environment with the packages in the requirements file. Raises
+    Missing."""
     place = PLACE / name
     python, done = place / "bin/python", place / "requirements.txt"
     wanted = requirements.read_bytes()
@@ -81,8 +82,8 @@ def installed_with_pip(requirements: Path, name: str) -> Path:
 
 
 def compiled_with_maven(source: Path, name: str, main: str) -> Path:
-    """Compiles a class beside the libraries that `pom.xml` names. Returns the folder of all of
-    them. Raises Missing."""
+    """Compile a class, and copy the libraries that `pom.xml` names to the same folder. Returns the
+    folder. Raises Missing."""
     place = PLACE / name
     library = place / "lib"
     with one_at_a_time():
@@ -96,7 +97,7 @@ def compiled_with_maven(source: Path, name: str, main: str) -> Path:
 
 
 def built_with_cargo(source: Path, name: str) -> Path:
-    """Returns the program. Raises Missing."""
+    """Return the path of the built program. Raises Missing."""
     target = PLACE / f"{name}-target"
     with one_at_a_time():
         _run(["cargo", "build", "--quiet", "--release", "--target-dir", str(target)], source)

@@ -1,8 +1,8 @@
-"""Applications that publish with the clients of NATS as they are: nats-py in a thread, nats.go and
-the client for Node as processes. Each repeats a message with its `Nats-Msg-Id` until it is acked.
+"""Applications that publish with the original clients of NATS: nats-py in a thread, and nats.go and
+the client for Node in processes. Each repeats a message with its `Nats-Msg-Id` until it is acked.
 
-The programs are in `go_publisher` and `node_publisher` beside this module; they are built below
-`build/`, from the Go module proxy and npm. Beside them is a reader with nats.go.
+The programs are in `go_publisher` and `node_publisher` in this folder. They are built below
+`build/`, with packages from the Go module proxy and npm. There is also a reader that uses nats.go.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def identified(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
 
 
 class ClientPublisher(LoadPublisher):
-    """`timeout` is the seconds after which the client gives up an attempt. `failures` are errors of
-    attempts, with how often; `acked_at` are the times of acks."""
+    """A publisher with one client. `timeout` is the number of seconds after which the client ends
+    an attempt. `failures` maps errors of attempts to their numbers. `acked_at` are the times of
+    acks."""
 
     client = "nats-py"
 
@@ -60,7 +61,7 @@ class ClientPublisher(LoadPublisher):
         self.failures: Counter[str] = Counter()
         self.acked_at: list[float] = []
         self.seconds: list[float] = []
-        """From the first attempt to the ack, of each message."""
+        """Seconds from the first attempt to the ack, for each message."""
         self._urls = [server.url for server in servers]
         self._timeout = timeout
         self._pause = pause
@@ -75,7 +76,7 @@ class ClientPublisher(LoadPublisher):
         return len(self._sent_at)
 
     def longest_wait(self, since: float) -> float:
-        """Most seconds between two acks in a row, of those that came after `since`."""
+        """Return the longest time between two consecutive acks after `since`, in seconds."""
         times = [at for at in self.acked_at.copy() if at >= since]
         return max((later - one for one, later in itertools.pairwise(times)), default=0.0)
 
@@ -101,7 +102,7 @@ class ClientPublisher(LoadPublisher):
 
 
 class LibraryPublisher(ClientPublisher):
-    """nats-py's `js.publish`, one message at a time."""
+    """Publishes with nats-py's `js.publish`, one message at a time."""
 
     def run(self) -> None:
         try:
@@ -111,7 +112,7 @@ class LibraryPublisher(ClientPublisher):
 
     async def _publish(self) -> None:
         async def ignore(_: Exception) -> None:
-            """Servers are down now and then; nats-py would print a traceback each time."""
+            """Ignore errors. nats-py would print a traceback each time when a server is down."""
 
         client = await nats.connect(
             self._urls, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=ignore
@@ -134,8 +135,8 @@ class LibraryPublisher(ClientPublisher):
 
 
 class ProgramPublisher(ClientPublisher):
-    """A process with another client, which repeats by itself what is not acked. All is acked when
-    it ends."""
+    """A process with another client. The process repeats messages until they are acked. It ends
+    when all messages are acked."""
 
     def __init__(
         self, program: Program, servers: Sequence[NatsServer], subject: str, **more: float
@@ -186,7 +187,7 @@ class ProgramPublisher(ClientPublisher):
             if "error" in answer:
                 self.failures[answer["error"]] += 1
             else:
-                # None if the connection was lost just after the ack.
+                # None if the connection was lost directly after the ack.
                 self.host = answer.get("server") or self.host
                 self._acked(answer["number"], answer["offset"])
 
@@ -202,7 +203,7 @@ def go_program() -> Program:
 
 
 def go_reader() -> Path:
-    """A program that reads with a pull ordered consumer. Raises Missing."""
+    """Return a program that reads with an ordered pull consumer. Raises Missing."""
     return built_with_go(_SOURCES / "go_publisher", "go-reader", "./reader")
 
 
@@ -213,8 +214,9 @@ def node_program() -> Program:
 
 
 def worker_programs(clients: Collection[str]) -> list[Program]:
-    """Workers with these clients that can be built here, with the arguments URL, stream, consumer,
-    number of messages. Prints why the others cannot."""
+    """Return worker programs with these clients, if they can be built on this machine. Their
+    arguments are URL, stream, consumer and number of messages. Prints the reason if a program
+    cannot be built."""
 
     def with_go() -> Program:
         path = built_with_go(_SOURCES / "go_publisher", "go-worker", "./worker")
@@ -242,7 +244,8 @@ def worker_programs(clients: Collection[str]) -> list[Program]:
 
 
 def programs() -> list[Program]:
-    """Those that can be built here. Prints why the others cannot."""
+    """Return the programs that can be built on this machine. Prints the reason if a program cannot
+    be built."""
     return _buildable({"nats.go": go_program, "Node": node_program})
 
 
@@ -259,8 +262,8 @@ def _buildable(builds: Mapping[str, Callable[[], Program]]) -> list[Program]:
 def client_publishers(
     servers: Sequence[NatsServer], subject: str, *, timeout: float = 1.0
 ) -> list[ClientPublisher]:
-    """One for each client, in campaigns; else for nats-py alone. They begin at different servers,
-    and publish to subjects that begin like this."""
+    """Return one publisher for each client in campaigns, otherwise only one with nats-py. The
+    publishers begin with different servers. Their subjects begin with `subject`."""
 
     def at(number: int) -> list[NatsServer]:
         number %= len(servers)

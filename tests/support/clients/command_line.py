@@ -1,4 +1,4 @@
-"""The commands, run against a daemon of a test."""
+"""Runs commands against a daemon of a test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-m", "liftlog"]
 
 
 class Cli:
-    """Runs commands in this process, or as one of their own, against one daemon."""
+    """Runs commands against one daemon, in this process or in a process of their own."""
 
     def __init__(self, daemon: Daemon, nats: NatsServer) -> None:
         self.daemon = daemon

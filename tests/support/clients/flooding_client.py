@@ -1,8 +1,8 @@
 """A process that keeps requests in flight on many connections.
 
-`python -m support.clients.flooding_client` reads a `Plan` as JSON from stdin, prints a line when
-every connection has logged in, sends for as long as the plan says, and prints how many answers came
-of each kind.
+`python -m support.clients.flooding_client` reads a `Plan` as JSON from stdin. It prints a line when
+every connection has logged in, and sends requests for the time in the plan. At the end it prints
+the number of answers of each kind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import msgpack
 from support.clients.raw_pull import HELLO, frame
 
 _PATIENCE_SECONDS = 0.5
-"""A request without an answer is sent again after that: some wait, others are never answered."""
+"""Time after which a request without an answer is sent again. Some requests wait, and others never
+get an answer."""
 _LEFT_BYTES = 1 << 20
 _LONGEST_SECONDS = 20.0
 _CANCEL = msgpack.packb({"k": "cancel"})
@@ -31,17 +32,18 @@ _CANCEL = msgpack.packb({"k": "cancel"})
 
 @dataclass(frozen=True)
 class Plan:
-    """`requests` are taken in turn by each connection: frames of the pull protocol without their
-    id, whole HTTP requests, or (subject, payload) of NATS. Bytes are written as Latin-1 text.
+    """A plan of a flood. Each connection sends `requests` in turn: frames of the pull protocol
+    without their id, whole HTTP requests, or pairs (subject, payload) for NATS. Bytes are written
+    as Latin-1 text.
 
-    Over NATS each request has an inbox of its own, as if it were another client's.
+    Over NATS each request has its own inbox, as if it came from another client.
     """
 
     door: str
     port: int
     requests: list[list[str]]
     seconds: float
-    """Or longer, until there is an answer."""
+    """Minimum duration; the flood lasts longer if there is no answer yet."""
     connections: int = 16
     in_flight: int = 64
     token: str = ""
@@ -93,7 +95,7 @@ class Line(ABC):
 
     @abstractmethod
     def take(self) -> list[int]:
-        """The slots of the answers that have been received."""
+        """Return the slots of the answers that have been received."""
 
     def fill(self, place: int, now: float) -> None:
         slot = self.slots[place]
@@ -104,7 +106,8 @@ class Line(ABC):
         self.next += 1
 
     def refill(self, now: float) -> None:
-        """Send again what was not answered for a while, unless the daemon does not even read it."""
+        """Send requests again that got no answer for a while, unless the daemon does not read
+        them."""
         if len(self.unsent) < _LEFT_BYTES:
             for place, slot in enumerate(self.slots):
                 if now - slot.sent > _PATIENCE_SECONDS:
@@ -118,7 +121,7 @@ class Line(ABC):
                 pass
 
     def read(self, now: float) -> bool:
-        """False at the end of the connection."""
+        """Read answers. Returns False at the end of the connection."""
         try:
             data = self.sock.recv(1 << 18)
         except BlockingIOError:
@@ -141,7 +144,7 @@ class PullLine(Line):
             assert answer["k"] == wanted, answer
 
     def encoded(self, request: Sequence[bytes], place: int) -> bytes:
-        # The map's header is one byte for up to 15 entries, of which the id is one.
+        # The header of a map with up to 15 entries is one byte. The id is one of these entries.
         entries = request[0]
         data = bytes((entries[0] + 1,)) + b"\xa1i" + msgpack.packb(place + 1) + entries[1:]
         framed = struct.pack("<I", len(data)) + data
@@ -232,7 +235,7 @@ class NatsLine(Line):
             payload = bytes(self.received[end + 2 : whole - 2])
             del self.received[:whole]
             if not words[1].startswith(b"_INBOX."):
-                continue  # a consumer delivers records on their own subjects
+                continue  # a consumer delivers a record on the record's subject
             place, number = map(int, words[1].split(b".")[-2:])
             if number == self.slots[place].round:
                 said = "error" if b'"error"' in payload[:400] else "ok"

@@ -1,4 +1,5 @@
-"""A member of a consumer group without connection and loop: the test answers in their place."""
+"""A member of a consumer group without a connection and an event loop. The test gives the
+answers."""
 
 from __future__ import annotations
 
@@ -22,8 +23,7 @@ from liftlog.records.decode import Record
 
 
 class GroupByHand(GroupReading):
-    """The third class, beside the two clients, that drives a `GroupReading`. Its session never ends
-    by time."""
+    """Drives a `GroupReading`, like the two clients. Its session never ends because of time."""
 
     def __init__(self, **options: Any) -> None:
         chosen: dict[str, Any] = {"session": 10.0, "slots": None, "commit_every": 1}
@@ -40,7 +40,7 @@ class GroupByHand(GroupReading):
 
     @property
     def ended_reads(self) -> list[Any]:
-        """The reads of lanes that have joined another one."""
+        """The reads of lanes that were merged into another lane."""
         return self._unread
 
     # --- answers of the daemon ---
@@ -52,11 +52,11 @@ class GroupByHand(GroupReading):
         self._has_joined(answer, 0.0)
 
     def told(self, *assignment: Any) -> None:
-        """The fields of an `AssignmentAnswer`."""
+        """Return the fields of an `AssignmentAnswer`."""
         self._told(AssignmentAnswer(*assignment), math.inf)
 
     def beat_fails(self, error: LiftlogError, joined: int) -> None:
-        """A beat of the membership `joined` is answered with this error."""
+        """Answer a heartbeat of the membership `joined` with this error."""
         self._news.append((error, joined, 0.0))
         self._take_news()
 
@@ -78,15 +78,15 @@ class GroupByHand(GroupReading):
         self._readers[lane] = reader
 
     def join_lanes(self) -> None:
-        """As both clients do before they wait for records."""
+        """Merge lanes, as both clients do before they wait for records."""
         self._join_lanes()
 
     def answered(self, lane: Lane, reader: Any) -> None:
-        """The read of this lane has had an answer."""
+        """Note that the read of this lane has received an answer."""
         self._know(lane, reader)
 
     def nothing_until(self, lane: Lane, reader: Any) -> None:
-        """The stream has nothing for the lane below the position of its read."""
+        """Note that the stream has no records for the lane below the position of its read."""
         self._pass(lane, reader)
 
     def arrive(self, lane: Lane, reader: Any, batch: Batches) -> None:
@@ -96,12 +96,12 @@ class GroupByHand(GroupReading):
         self._arrived[lane] = Arrived([], None, end)
 
     def take(self) -> list[Record]:
-        """The next records that it returns to its caller."""
+        """Return the next records that the member returns to its caller."""
         return self._next_records()
 
 
 class ReadByHand(BaseReader):
-    """The read of the newest lane, whose fetches a test answers."""
+    """The read of the newest lane. The test answers its fetches."""
 
     def __init__(self, group: GroupByHand) -> None:
         lane = group.lanes[-1]
@@ -121,7 +121,7 @@ class ReadByHand(BaseReader):
         raise AssertionError("a fetch is cancelled")
 
     def answer(self, next_offset: int) -> None:
-        """Nothing is there before this offset."""
+        """Answer a fetch: there are no records before this offset."""
         start, exchange = self.asked[-1][0], self._exchanges[-1]
         header = FetchHeader(start, start, next_offset, 0, next_offset, 1, next_offset, 1, "i", 0)
         assert exchange.on_header is not None

@@ -1,8 +1,9 @@
-"""Members of a consumer group as processes, what they say of themselves, and whether that is right.
+"""Runs members of a consumer group as processes, and checks their reports.
 
-Each member writes what it was given to a file of its own, with the clock that all processes share:
-when it asked for a record and when it got it, which slots came and went, and what it knows to be
-committed. `check` compares that with the stream.
+Each member writes a report to its own file, with the clock that all processes share. The report
+contains the time of each request for a record and of each returned record, the slots that the
+member gains and loses, and the offsets that it knows to be committed. `check` compares the reports
+with the stream.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Returned(NamedTuple):
     at: float
     offset: int
     tenure: int
-    """Counts the times at which the member gained this slot."""
+    """Number of times that the member gained this slot."""
 
 
 class Member:
@@ -122,7 +123,7 @@ class Member:
             )  # fmt: skip
         self.paused = False
         self.works = False
-        """It was given a record."""
+        """True if the member has received a record."""
         self.commits = 0
         """Confirmed ones."""
         self.gains: list[tuple[float, set[int]]] = []
@@ -139,7 +140,7 @@ class Member:
         self.process.wait()
 
     def end(self) -> None:
-        """SIGTERM: it commits and leaves, unless it has not come that far."""
+        """Send SIGTERM. The member commits and leaves, unless it has not started completely."""
         self.resume()
         begun = self.path.exists()
         self.signal(signal.SIGTERM)
@@ -156,7 +157,7 @@ class Member:
             self.paused = False
 
     def lines(self) -> list[list[str]]:
-        """All that it has said, word by word."""
+        """Return all lines of the report, divided into words."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
@@ -178,7 +179,8 @@ class Member:
 
 
 class Publisher(threading.Thread):
-    """Messages on many subjects, at a steady rate. What is stored of them is in the stream."""
+    """Publishes messages on many subjects at a steady rate. The stream shows which messages were
+    stored."""
 
     def __init__(self, port: int, per_second: int) -> None:
         super().__init__(name="publisher")
@@ -196,7 +198,7 @@ class Publisher(threading.Thread):
                 subjects = [chance.randrange(SUBJECTS) for _ in range(due)]
                 raw.send(b"".join([pub_frame(f"orders.{one}", b"x" * 20) for one in subjects]))
                 number += due
-            # What came before it has its offset, then.
+            # At this time, all earlier messages have their offsets.
             publish_until_acked(raw, "orders.0", b"", "the last one")
 
     def end(self) -> None:
@@ -205,7 +207,7 @@ class Publisher(threading.Thread):
 
 
 class Campaign:
-    """Faults of the members, one a round; the caller adds those of the daemon."""
+    """Causes faults of the members, one in each round. The caller adds faults of the daemon."""
 
     def __init__(
         self,
@@ -221,7 +223,7 @@ class Campaign:
         self.all: list[Member] = []
         self.session = session
         self.took: list[float] = []
-        """From the kill of a member until others were assigned all of its slots."""
+        """Times from the kill of a member until others were assigned all of its slots."""
         self.acts: dict[str, int] = defaultdict(int)
         self._addresses = addresses
         self._directory = directory
@@ -245,7 +247,8 @@ class Campaign:
         one.end()
 
     def kill(self) -> None:
-        """And wait until others have its slots, if nothing keeps them from it."""
+        """Kill a member, and wait until other members have its slots, unless something prevents
+        this."""
         one = self.members.pop(self.chance.randrange(len(self.members)))
         one.kill()
         killed_at = time.monotonic()
@@ -270,7 +273,8 @@ class Campaign:
             time.sleep(0.02)
 
     def _owned_by(self, one: Member) -> set[int]:
-        """What it has. One that was stopped may not know yet that others have gained it."""
+        """Return the slots of a member. A member that was stopped may not have received yet that
+        other members gained its slots."""
         self._hear(*self.all)
         gained = {slot: at for at, slots in one.gains for slot in slots}
         later = {
@@ -304,9 +308,9 @@ class Campaign:
         until(all_work, 120, "all members were given records")
 
     def wait_until_they_are_members(self, described: Callable[[], GroupInfo]) -> None:
-        """The daemon has these members and no others, nothing is left to move, and each knows what
-        it has. One that was stopped until now may have lost its session; the first commit that it
-        hears of may be one that was answered before."""
+        """Wait until the daemon has exactly these members, no slot has to move, and each member
+        knows its slots. A member that was stopped may have lost its session. The first commit that
+        it then reports may be one that was answered before the stop."""
         self._hear(*self.members)
         enough = {one: one.commits + 2 for one in self.members}
 
@@ -327,7 +331,7 @@ class Campaign:
         until(all_are, 120, "these are the members, and have what they are to have")
 
     def round(self, more: Iterable[tuple[str, Callable[[], None]]] = ()) -> None:
-        """`more` are acts on the daemon, by name."""
+        """Run one round. `more` are actions on the daemon, by name."""
         acts: list[tuple[str, Callable[[], None]]] = [*more, ("pause", self.pause)]
         if len(self.members) < self._most:
             acts += [("join", self.join)] * 3
@@ -343,11 +347,11 @@ class Campaign:
     # --- the end ---
 
     def finish(self, described: Callable[[], GroupInfo], end: int) -> None:
-        """Let those that are left read all, and end them."""
+        """Let the remaining members read all records, and end them."""
         self.resume()
         if not self.members:
             self.join()
-        # On a machine that is busy they may be far behind.
+        # On a busy machine, members may be far behind.
         until(lambda: min(described().offsets, default=0) >= end, 900, "all is committed")
         for one in self.members:
             one.end()
@@ -362,7 +366,8 @@ class Campaign:
     # --- what they said ---
 
     def check(self, slots: Sequence[int]) -> str:
-        """`slots` has the slot of each offset of the stream, from 1 on. Returns some figures."""
+        """Check the reports. `slots` contains the slot of each offset of the stream, from 1 on.
+        Returns some figures."""
         for one in self.all:
             assert "Traceback" not in one.complaints.read_text(), one.complaints.read_text()
         gains: dict[int, list[tuple[float, int]]] = defaultdict(list)  # slot -> (time, process)
@@ -396,7 +401,7 @@ class Campaign:
         commits: dict[int, list[tuple[float, int]]],
     ) -> None:
         has: dict[int, int] = {}
-        late: dict[int, float] = {}  # slot -> when it heard of it, after its session by its clock
+        late: dict[int, float] = {}  # slot -> when gained, after its session
         tenure = 0
         for words in one.lines():
             kind, at = words[0], float(words[1])
@@ -407,7 +412,7 @@ class Campaign:
                     if at < float(words[2]):
                         gains[slot].append((at, process))
                     else:
-                        late[slot] = at  # it begins only if its next beat is answered
+                        late[slot] = at  # it begins only if its next heartbeat is answered
             elif kind == "-":
                 for slot in map(int, words[2:]):
                     del has[slot]
@@ -432,7 +437,8 @@ def check_slot(
     returned: Sequence[tuple[Returned, int]],
     commits: Sequence[tuple[float, int]],
 ) -> None:
-    """All in the order of their times; `stored` are the offsets of the records of this slot."""
+    """Check one slot. All arguments are in the order of their times. `stored` are the offsets of
+    the records of this slot."""
     last: dict[tuple[int, int], int] = {}
     times = [at for at, _ in gains]
     ended = [at for at, _ in commits]
@@ -446,7 +452,7 @@ def check_slot(
         assert entry.offset > last.get(key, 0), f"{entry} after {last[key]}"
         last[key] = entry.offset
         first.setdefault(entry.offset, entry.at)
-        # One owner: no other had gained the slot when this one asked for the record.
+        # One owner: no other member had gained the slot when this member requested the record.
         place = bisect_left(times, entry.asked) - 1
         if place >= 0:
             owner = gains[place][1]
@@ -454,10 +460,10 @@ def check_slot(
             assert owner == process or (mine and mine[-1] >= gains[place][0]), (
                 f"{entry} went to {process}, but {owner} had gained it at {gains[place][0]}"
             )
-        # Again only what was not committed.
+        # Only uncommitted records are returned again.
         known = highest[bisect_left(ended, entry.asked)]
         assert entry.offset >= known, f"{entry}: all below {known} was committed"
-    # Nothing is committed that was not returned, and in the end all is.
+    # Only returned records are committed, and at the end all records are committed.
     for at, offset in commits:
         missing = [
             one
@@ -471,7 +477,7 @@ def check_slot(
 
 
 def slots_of_stream(client: SyncClient) -> list[int]:
-    """Of each offset, from 1 on."""
+    """Return the slot of each offset, from 1 on."""
     found: list[int] = []
     for batch in client.read_batches(STREAM, until="end"):
         assert batch.base_offset == len(found) + 1

@@ -1,5 +1,5 @@
-"""All that publishers do while the lead of streams moves: with ids and without, with a reply
-subject and without. No publish may fail, and each message is stored once."""
+"""Publishes in all ways while the leadership of streams moves: with and without message ids, with
+and without a reply subject. No publish may fail, and each message must be stored once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _TICK_SECONDS = 0.002
 _ANSWER_SECONDS = 20.0
 _MAX_WAITING = 300
 WAYS = ("js", "request", "silent", "headed")
-"""`js.publish` with an id, a request without one, no reply subject, the same with headers."""
+"""`js.publish` with an id, a request without an id, a publish without a reply subject, and the same
+with headers."""
 
 
 class EveryWay(threading.Thread):
@@ -32,7 +33,7 @@ class EveryWay(threading.Thread):
         self.sent: Counter[str] = Counter()
         self.acked: dict[tuple[str, int], int] = {}
         self.seconds: list[float] = []
-        """How long each ack took."""
+        """Duration of each ack in seconds."""
         self.failed: list[str] = []
         self.error: BaseException | None = None
         self._port = port
@@ -40,7 +41,7 @@ class EveryWay(threading.Thread):
         self._stop_asked = threading.Event()
 
     def finish(self) -> None:
-        """Publish no more; all answers are there on return."""
+        """Stop publishing. On return, all answers have arrived."""
         self._stop_asked.set()
         self.join(PATIENCE)
         assert not self.is_alive(), f"{self.name} does not end"
@@ -60,7 +61,8 @@ class EveryWay(threading.Thread):
         began = time.monotonic()
         while not self._stop_asked.is_set():
             due = int((time.monotonic() - began) * self._rate) - self.sent.total()
-            # A machine that is too busy for the rate gets fewer: what waits here would time out.
+            # If the machine is too busy for this rate, fewer messages are sent, because waiting
+            # messages would time out.
             for _ in range(min(due, len(WAYS) * (_MAX_WAITING - len(waiting)))):
                 way = WAYS[self.sent.total() % len(WAYS)]
                 number = self.sent[way]
@@ -97,12 +99,13 @@ class EveryWay(threading.Thread):
         self.acked[subject, number] = offset
 
     def slowest(self, share: float) -> float:
-        """The time within which this share of the acks came."""
+        """Return the time within which this share of the acks arrived."""
         found = sorted(self.seconds)
         return found[min(len(found) - 1, int(len(found) * share))]
 
     def check(self, cluster: Cluster, stream: str, nodes: Iterable[str], *, start: int = 1) -> None:
-        """Each message is stored once, on every one of these nodes, where its ack says."""
+        """Check that each message is stored once on each of these nodes, at the offset in its
+        ack."""
         assert not self.failed, f"{len(self.failed)} failed: {self.failed[:5]}"
         for node in nodes:
             stored: Counter[tuple[str, int]] = Counter()

@@ -1,4 +1,5 @@
-"""Msgpack that costs its reader far more than its bytes: shapes for tests of who reads frames."""
+"""Msgpack that needs far more memory than its size when it is decoded: shapes for tests of all
+readers of frames."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ def _filled(pattern: bytes, size: int) -> bytes:
 
 
 def _wide(entry: bytes, size: int) -> bytes:
-    """A well-formed map of one key, whose value holds as many entries as fit."""
+    """Return a well-formed map with one key, whose value has as many entries as fit."""
     room, arrays = size - 16, []
     while room > 3:
         count = min((room - 3) // len(entry), 0xFFFF)
@@ -20,7 +21,7 @@ def _wide(entry: bytes, size: int) -> bytes:
 
 
 def hostile_maps(size: int) -> dict[str, bytes]:
-    """By name, each of about `size` bytes."""
+    """Return the maps by name. Each has about `size` bytes."""
     found = {
         f"arrays of {count} in arrays": _filled(b"\xdc" + struct.pack(">H", count), size)
         for count in (16, 256, 1000, 2000, 4000, 0xFFFF)

@@ -1,7 +1,8 @@
-"""Messages that are legal and that programs nevertheless change: the one generator for every path
-that stores, reads, exports, imports, copies or dead-letters messages.
+"""Generates messages that are legal, but that programs often change by mistake. All tests of paths
+that store, read, export, import, copy or dead-letter messages use this generator.
 
-Sent by `RawNats`, which checks nothing. `messages` has one of each kind, then random ones.
+`RawNats` sends the messages without checks. `messages` yields one message of each kind, and then
+random messages.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import NamedTuple
 from liftlog.records.message_headers import HeaderLine, build_block
 
 MAX_PAYLOAD = 80 * 1024
-"""The setting of nats-server, so that messages just below it are small."""
+"""Setting of nats-server. It is low, so that messages just below the limit are small."""
 MAX_HEADER_BYTES = 65_535
-"""The longest header block that JetStream stores, and so do we."""
+"""Maximum size of a header block that JetStream and liftlog store."""
 
 
 class Hostile(NamedTuple):
-    """`tail` is the subject after that of the stream. `value` is the payload; with `is_tombstone`
-    the record has none."""
+    """A message. `tail` is the part of the subject after the stream's prefix. `value` is the
+    payload. If `is_tombstone` is true, the record has no value."""
 
     tail: str
     value: bytes
@@ -35,7 +36,7 @@ class Hostile(NamedTuple):
 
     @property
     def all_lines(self) -> list[HeaderLine]:
-        """All lines. Those that ask something of the stream are between the others."""
+        """Return all lines. The lines with requests to the stream are between the others."""
         found = list(self.lines)
         if self.key is not None:
             found.insert(len(found) // 2, (b"Liftlog-Key", self.key))
@@ -47,14 +48,14 @@ class Hostile(NamedTuple):
 
     @property
     def is_near_a_limit(self) -> bool:
-        """True if it has no room for the headers that a copy of it gets."""
+        """True if the message has no room for the headers that are added to a copy."""
         size = len(self.block)
         return size > MAX_HEADER_BYTES - 2048 or size + len(self.value) > MAX_PAYLOAD - 2048
 
     @property
     def is_text(self) -> bool:
-        """True if a form or a command line can hold it: its names are tokens, and its values are
-        UTF-8, one line each, and not long."""
+        """True if a web form or a command line can contain the message: its names are tokens, and
+        its values are short single lines of UTF-8."""
         names_and_values = [*self.lines, (b"k", self.key or b"")]
         try:
             return not self.is_near_a_limit and all(
@@ -117,7 +118,7 @@ _KEYS = (b"k", b"K", "ключ".encode(), b"a b", b"x" * 300, b"0", b"null")
 
 
 def messages(chance: random.Random, count: int) -> Iterator[Hostile]:
-    """One of each kind, and then `count` random ones."""
+    """Yield one message of each kind, and then `count` random messages."""
     yield Hostile("plain", b"value")
     yield Hostile("empty", b"")
     yield Hostile("only.headers", b"", [(b"A", b"1")])

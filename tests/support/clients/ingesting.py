@@ -1,4 +1,4 @@
-"""Publishing to a real daemon and reading back what it stored."""
+"""Publishes to a real daemon, and reads the stored records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from liftlog.records.decode import Record
 def records_of(
     daemon: Daemon, stream: str, start: int | str = "earliest", *, on_corrupt: Any = "raise"
 ) -> list[Record]:
-    """Everything a consumer can read of a stream now."""
+    """Return all records of a stream that a consumer can read now."""
     with connect_sync(daemon.pull_address) as client:
         return list(client.read(stream, start=start, until="end", on_corrupt=on_corrupt))
 
@@ -35,7 +35,7 @@ def describe(daemon: Daemon, stream: str) -> Any:
 
 
 def until(condition: Callable[[], Any], timeout: float = 60.0, what: str = "") -> None:
-    """Poll: for states that nothing announces."""
+    """Wait until the condition is true, by polling. For conditions that no event reports."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"not in {timeout} s: {what or condition}"
@@ -62,7 +62,8 @@ def ack_of(message: RawMessage) -> dict[str, Any]:
 
 
 def publish(client: RawNats, subject: str, payload: bytes = b"", **headers: str) -> dict[str, Any]:
-    """Publish with a reply subject; returns the ack. Underscores in names become dashes."""
+    """Publish with a reply subject, and return the ack. Underscores in names of headers become
+    dashes."""
     block = header_block({name.replace("_", "-"): value for name, value in headers.items()})
     return ack_of(client.request(subject, payload, headers=block if headers else b""))
 
@@ -70,9 +71,9 @@ def publish(client: RawNats, subject: str, payload: bytes = b"", **headers: str)
 def publish_until_acked(
     client: RawNats, subject: str, payload: bytes, message_id: str, **headers: str
 ) -> dict[str, Any]:
-    """Until a leader is there to store it: while none is, NATS says that no one hears the subject,
-    and what comes to one that is giving up the lead gets no answer. With an id, so that it is
-    stored once. Returns the ack."""
+    """Publish until a leader has stored the message. While there is no leader, NATS reports that
+    the subject has no subscriber, and a leader that resigns does not answer. The message has an id,
+    so it is stored once. Returns the ack."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     block = header_block(named | {"Nats-Msg-Id": message_id})
     deadline = time.monotonic() + 60
@@ -87,7 +88,7 @@ def publish_until_acked(
 
 
 def numbered(number: int, size_bytes: int = 0) -> bytes:
-    """A value that bears a number, padded; two of three end in zeros."""
+    """Return a padded value that contains a number. Two of three values end in zeros."""
     text = b"%d" % number
     if number % 3 == 0:
         return text.ljust(size_bytes)
@@ -95,24 +96,25 @@ def numbered(number: int, size_bytes: int = 0) -> bytes:
 
 
 def number_of(value: bytes | None) -> int:
-    """The number that a value bears; -1 for none."""
+    """Return the number in a value; -1 if it has none."""
     return int((value or b"-1").rstrip(b"\0"))
 
 
 MOST_PER_SECOND = 1500
-"""Messages of one publisher in `make test`. This load finds the same faults as a higher one, and
-leaves the processor to the tests beside it. Campaigns publish as fast as acks come."""
+"""Maximum number of messages per second of one publisher in `make test`. This rate finds the same
+faults as a higher rate, and leaves processor time for other tests. In campaigns, publishers send as
+fast as acks arrive."""
 
 
 class AckedPublisher(threading.Thread):
-    """Publishes numbered messages, many in flight, and keeps the books.
+    """Publishes numbered messages, with many in flight, and records the results.
 
-    The value of a message bears its number (`number_of`). `acked` maps numbers to offsets; `nacked`
-    to error codes. A message without an answer stays in neither.
+    The value of a message contains its number (`number_of`). `acked` maps numbers to offsets,
+    `nacked` maps numbers to error codes. A message without an answer is in neither.
     """
 
     EASE_SECONDS: ClassVar = 0.1
-    """Between two volleys of a publisher that takes it easy."""
+    """Pause between two volleys of a publisher that is `easy`."""
 
     def __init__(
         self,
@@ -125,8 +127,8 @@ class AckedPublisher(threading.Thread):
         value_of: Callable[[int], bytes] | None = None,
         host: str = "127.0.0.1",
     ) -> None:
-        """With `keys`, message n bears the key `<subject>/<n % keys>`. `value_of` makes the values
-        where they are to be others than `numbered` ones."""
+        """With `keys`, message n has the key `<subject>/<n % keys>`. `value_of` makes the values;
+        the default is `numbered`."""
         super().__init__(name=f"publisher-{subject}")
         self.acked: dict[int, int] = {}
         self.nacked: dict[int, int] = {}
@@ -138,9 +140,9 @@ class AckedPublisher(threading.Thread):
         self._value_of = value_of or (lambda number: numbered(number, pad))
         self._stop_asked = threading.Event()
         self.easy = False
-        """Some hundred messages a second instead of the usual rate."""
+        """True to publish some hundred messages a second instead of the usual rate."""
         self.unheard = 0
-        """How often NATS reported that there is no subscriber."""
+        """Number of times that NATS reported that the subject has no subscriber."""
 
     def run(self) -> None:
         try:
@@ -165,7 +167,7 @@ class AckedPublisher(threading.Thread):
             client.send(b"".join(frames))
             if not is_torture():
                 self._stop_asked.wait(min(len(frames) / MOST_PER_SECOND, 0.1))
-            if self.unheard > unheard:  # do not fill the time with messages that no one receives
+            if self.unheard > unheard:  # no more messages while there is no subscriber
                 unheard = self.unheard
                 self._stop_asked.wait(0.02)
             try:
@@ -174,7 +176,7 @@ class AckedPublisher(threading.Thread):
                     self.take(client.next_message(), waiting)
             except TimeoutError:
                 waiting.clear()
-        # What is still under way: the answers come, or they do not.
+        # Wait for the answers to messages in flight. Some may never arrive.
         while waiting:
             try:
                 self.take(client.next_message(0.3), waiting)
@@ -202,7 +204,7 @@ class AckedPublisher(threading.Thread):
                 self.acked[number] = answer["seq"]
 
     def finish(self) -> None:
-        """Stop publishing, wait for the answers under way."""
+        """Stop publishing, and wait for the answers to messages in flight."""
         self._stop_asked.set()
         self.join(20)
         assert not self.is_alive()
@@ -213,7 +215,7 @@ class AckedPublisher(threading.Thread):
 def assert_all_stored(
     daemon: Daemon, stream: str, publisher: AckedPublisher, *, on_corrupt: Any = "raise"
 ) -> list[Record]:
-    """Every acked message can be read under its offset, and offsets run without gaps."""
+    """Check that every acked message can be read at its offset, and that offsets have no gaps."""
     records = records_of(daemon, stream, on_corrupt=on_corrupt)
     by_offset = {record.offset: record for record in records}
     assert len(by_offset) == len(records)

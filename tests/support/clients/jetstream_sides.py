@@ -1,4 +1,4 @@
-"""A real JetStream and a daemon, side by side: the same requests to both."""
+"""Sends the same requests to a real JetStream and to a daemon."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sides(NamedTuple):
 
 @contextmanager
 def both_sides() -> Iterator[Sides]:
-    """A nats-server with JetStream, and one with a daemon."""
+    """Start a nats-server with JetStream, and a nats-server with a daemon."""
     with (
         NatsServer(jetstream=True) as real,
         NatsServer(leafnodes={"listen": "127.0.0.1:-1"}) as server,
@@ -43,14 +43,14 @@ def both_sides() -> Iterator[Sides]:
 
 @contextmanager
 def with_stream(connected: Sides) -> Iterator[Sides]:
-    """Each has the stream `s` with the subjects `s.>`, until the end."""
+    """Create the stream `s` with the subjects `s.>` on both sides, until the end of the block."""
     for raw in connected:
         asked(raw, "STREAM.CREATE.s", {"name": "s", "subjects": ["s.>"]})
     yield connected
     for raw in connected:
         asked(raw, "STREAM.DELETE.s", {})
     for raw in connected:
-        raw.forget()  # statuses of waiting pulls come over another connection, after the answer
+        raw.forget()  # statuses of waiting pulls arrive over another connection, after the answer
 
 
 def answered(raw: RawNats, method: str, body: Any) -> Any:
@@ -87,7 +87,7 @@ def fetched(raw: RawNats, batch: int, **more: Any) -> list[RawMessage]:
 
 
 def shown(message: RawMessage) -> str:
-    """All that a worker can see of a delivery but its time."""
+    """Return everything that a worker receives with a delivery, except its time."""
     if not message.reply:
         return message.headers.decode().strip()
     found = ACK.fullmatch(message.reply.decode())
@@ -97,7 +97,7 @@ def shown(message: RawMessage) -> str:
 
 
 def ack(raw: RawNats, message: RawMessage, body: bytes = b"+ACK") -> str:
-    """Ack, and return the answer."""
+    """Send an ack, and return the answer."""
     return raw.request(message.reply, body).payload.decode()
 
 

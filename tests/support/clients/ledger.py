@@ -1,9 +1,13 @@
-"""Keeps the books of publishers over crashes, and compares them with what is read back.
+"""Records the results of publishers during crashes, and compares them with the stored records.
 
-Values are unique per publisher and offsets give the order, so that every promise can be checked
-without searching for an explanation: each stored record was published, by whom its subject says;
-none is there twice; those of one publisher stand in the order of publishing; what was acked is
-there, under the offset of the ack, and no offset was given in two acks; what was refused is not.
+Values are unique per publisher, and offsets define the order. So each promise can be checked
+exactly:
+
+- each stored record was published by the publisher that its subject names
+- no record is stored twice
+- the records of one publisher are in the order of publishing
+- each acked message is stored at the offset of its ack, and no offset occurs in two acks
+- no refused message is stored.
 """
 
 from __future__ import annotations
@@ -33,9 +37,11 @@ class Ledger:
         until(lambda: self._acked_count() >= wanted, PATIENCE, f"{more} more acks")
 
     def wait_settled(self) -> None:
-        """The subject has no subscriber: returns when every ack that left before has been counted.
+        """Wait until every ack that was sent before is counted. Call it while the subject has no
+        subscriber.
 
-        Answers come in order, so it has been once a publisher hears that it is not heard.
+        Answers arrive in order. So all earlier acks are counted when a publisher gets the answer
+        that the subject has no subscriber.
         """
         before = {publisher: publisher.unheard for publisher in self._publishers.values()}
         until(lambda: all(one.unheard > count for one, count in before.items()), PATIENCE)
@@ -53,10 +59,11 @@ class Ledger:
             publisher.finish()
 
     def acked(self) -> dict[int, tuple[str, int]]:
-        """(subject, number) of every acked message by offset; no offset twice."""
+        """Return (subject, number) of every acked message by offset. Fails if an offset occurs
+        twice."""
         found: dict[int, tuple[str, int]] = {}
         for subject, publisher in self._publishers.items():
-            for number, offset in publisher.acked.copy().items():  # its thread may add to it
+            for number, offset in publisher.acked.copy().items():  # its thread may add items
                 assert offset > 0
                 assert offset not in found, (
                     f"offset {offset} was given to {found[offset]} and to {(subject, number)}"
@@ -75,14 +82,15 @@ class Ledger:
         keys: int = 0,
         excused: Sequence[range] = (),
     ) -> list[int]:
-        """Check a reading of the whole stream; returns the acked offsets that are missing.
+        """Check a read of the whole stream, and return the acked offsets that are missing.
 
-        `acked`: offsets acked when the reading began (default: all until now). Of them only those
-        from `may_lose_from` on may be missing, and those below `gone_below` (retention). What an
-        earlier reading saw must be there still, unless it lies in those ranges. A refusal that
-        came while the disk was already gone (`refused_may_be_stored`) promises nothing.
-        In a stream that is compacted by `keys`, a message may be missing if a later one of its
-        key is there: so the newest of each key is. `excused` ranges were reported as lost.
+        `acked` are the offsets that were acked before the read began (default: all until now). Of
+        these, only offsets from `may_lose_from` on, and offsets below `gone_below` (retention) may
+        be missing. A record that an earlier read has returned must still exist, unless its offset
+        is in those ranges. If the disk had already failed, a refused message may be stored
+        (`refused_may_be_stored`). In a stream that is compacted by `keys`, a message may be missing
+        if a later message with its key exists, so the newest message of each key must exist. The
+        ranges in `excused` were reported as lost.
         """
         promised = self.acked()
         offsets = set(promised) if acked is None else acked
@@ -129,7 +137,7 @@ class Ledger:
             subject, number = record.subject, number_of(record.value)
             publisher = self._publishers[subject]
             assert 0 <= number < publisher.published, f"{subject} {number} was never published"
-            # Once, and in the order of publishing.
+            # Each is stored once, and in the order of publishing.
             assert number > newest.get(subject, -1), (
                 f"{subject} {number} stands behind {newest[subject]}"
             )

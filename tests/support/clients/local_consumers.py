@@ -1,4 +1,5 @@
-"""Consumers of a stream `orders`, with either client, and what the broker stores of them."""
+"""Consumers of a stream `orders` with either client, and the progress that the broker stores for
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ def stored(broker: Any, consumer: str = "billing") -> int:
 
 
 def make(client: Opened, **options: Any) -> Any:
-    """It stops at the end: reads of one stream that wait would delay the others."""
+    """Make a consumer that stops at the end of the stream, because waiting reads would delay other
+    reads of the same stream."""
     options = {"checkpoint_every": None, "checkpoint_interval": None, "until": "end", **options}
     return client.client.consumer("billing", "orders", **options)
 

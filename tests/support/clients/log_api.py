@@ -1,4 +1,4 @@
-"""Calls of the commit-log HTTP API, and streams to call it for."""
+"""Calls of the commit-log HTTP API, and streams for these calls."""
 
 from __future__ import annotations
 

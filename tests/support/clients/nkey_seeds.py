@@ -6,5 +6,5 @@ import nkeys
 
 
 def seed_of(key: bytes) -> str:
-    """As `nsc generate nkey --user` writes it; `key` has 32 bytes."""
+    """Return the seed in the form of `nsc generate nkey --user`. `key` has 32 bytes."""
     return bytes(nkeys.encode_seed(key, nkeys.PREFIX_BYTE_USER)).decode()

@@ -1,4 +1,4 @@
-"""A client of either kind, driven from the loop of a test."""
+"""A client of either kind, used from the event loop of a test."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from liftlog.client import connect, connect_sync
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Give the loop its turns until it is so."""
+    """Let the event loop run until the condition is true."""
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.001)
 
 
 def router_of(owner: Any) -> Any:
-    """The connections of a client of either kind, or of a member of a group that it made."""
+    """Return the router of a client of either kind, or of a group member that it made."""
     return owner._session
 
 
@@ -31,7 +31,7 @@ class Opened:
 
     @classmethod
     async def to(cls, kind: str, address: str, **options: Any) -> Self:
-        """`kind` is sync or async."""
+        """Connect. `kind` is sync or async."""
         if kind == "sync":
             return cls(await asyncio.to_thread(connect_sync, address, **options))
         return cls(await connect(address, **options))
@@ -40,14 +40,14 @@ class Opened:
         return await self.of(self.client, name, *args, **options)
 
     async def of(self, owner: Any, name: str, *args: Any, **options: Any) -> Any:
-        """A method of something that the client made."""
+        """Return a method of an object that the client made."""
         method = getattr(owner, name)
         if self.blocking:
             return await asyncio.to_thread(method, *args, **options)
         return await method(*args, **options)
 
     async def step(self, name: str, *args: Any, **options: Any) -> Any:
-        """A function of `aio.steps`, or of its counterpart for the blocking client."""
+        """Return a function of `aio.steps`, or its counterpart for the blocking client."""
         if self.blocking:
             return await asyncio.to_thread(getattr(blocking_steps, name), *args, **options)
         return await getattr(steps, name)(*args, **options)
@@ -55,13 +55,14 @@ class Opened:
     async def offsets(
         self, stream: str, *args: Any, into: list[int] | None = None, **options: Any
     ) -> list[int]:
-        """Those that a read gives, in its order; also put `into` as they come."""
+        """Return the offsets that a read returns, in order. Also appends them to `into` as they
+        arrive."""
         seen: list[int] = [] if into is None else into
         await self.step("offsets", self.client, seen, stream, *args, **options)
         return seen
 
     async def take(self, iterator: Any, count: int | None = None) -> list[Any]:
-        """So many items, fewer at the end; None: all."""
+        """Return `count` items, or fewer at the end; all items if `count` is None."""
         return list(await self.step("take", iterator, count))
 
     async def close(self) -> None:

@@ -1,10 +1,11 @@
 """Clients that send one request at a time, in a process of their own.
 
-For each request they measure the processor time that the daemon spends until its answer is there.
-That does not depend on other work of the machine: a daemon that gets no processor spends none.
+For each request they measure the processor time that the daemon uses until the answer arrives.
+Other work of the machine hardly affects this time, because a daemon without a processor uses no
+processor time.
 
 `python -m support.clients.priced_victims` reads `Victims` as JSON from stdin, prints a line when
-all of them are connected, and at the end of stdin the measurements of each.
+all of them are connected, and prints their measurements at the end of stdin.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ class Victims:
 
 
 def processor_seconds(pid: int) -> float:
-    """The processor time of all threads of a process so far, to the nanosecond."""
+    """Return the processor time that all threads of a process have used so far, in nanosecond
+    resolution."""
     return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid(3) makes it
 
 
 class Victim(threading.Thread):
-    """`prices` are in seconds of the daemon's processor time, `waits` in seconds."""
+    """Results of one client. `prices` are in seconds of the daemon's processor time, `waits` in
+    seconds."""
 
     def __init__(self, name: str, pid: int, do: Callable[[], None]) -> None:
         super().__init__(name=name, daemon=True)
@@ -86,7 +89,7 @@ def _stream_info(given: Victims, payload: bytes = b"") -> Callable[[], None]:
         answer = nats.request(f"$JS.API.STREAM.INFO.{given.stream}", payload).json()
         assert "error" not in answer, answer
 
-    ready = 0  # a program that has been there before
+    ready = 0  # a program that was connected before
     while ready < 2:
         with contextlib.suppress(AssertionError, TimeoutError):
             do()
@@ -123,7 +126,7 @@ def _get(given: Victims, path: str) -> Callable[[], None]:
 
 def main(given: Victims) -> None:
     with contextlib.suppress(PermissionError):
-        # A victim that gets no processor would see what the daemon does after its answer.
+        # A victim that gets no processor would also measure the daemon's work after the answer.
         os.setpriority(os.PRIO_PROCESS, 0, -20)
     doing = {
         "ack": _ack(given),
@@ -135,7 +138,7 @@ def main(given: Victims) -> None:
         "page": _get(given, given.page),
     }
     for do in doing.values():
-        do()  # what is loaded and made once is not judged
+        do()  # one-time work (imports, caches) is not measured
     victims = [Victim(name, given.pid, do) for name, do in doing.items()]
     print("ready", flush=True)
     for victim in victims:

@@ -1,4 +1,4 @@
-"""A NATS client on a bare socket, for what no well-behaved client would send."""
+"""A NATS client on a plain socket, for messages that usual clients refuse to send."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RawMessage(NamedTuple):
     sid: int
     reply: bytes
     headers: bytes
-    """The header block verbatim, from `NATS/1.0` to the blank line; empty without one."""
+    """The unchanged header block, from `NATS/1.0` to the blank line; empty if there is none."""
     payload: bytes
 
     def json(self) -> Any:
@@ -32,9 +32,9 @@ class ServerError(Exception):
 
 
 class RawNats:
-    """Blocking; not for use by several threads. Nothing that is sent is checked.
+    """A blocking client; not thread-safe. It does not check the data that it sends.
 
-    Messages that arrive while another answer is awaited are kept for `next_message`.
+    Messages that arrive during the wait for another answer are kept for `next_message`.
     """
 
     def __init__(
@@ -100,18 +100,20 @@ class RawNats:
     def hpub(
         self, subject: Text, headers: bytes, payload: Text = b"", *, reply: Text = b""
     ) -> None:
-        """`headers` is the whole block, well formed or not; `header_block` makes a good one."""
+        """Publish with headers. `headers` is the whole block, which may be malformed;
+        `header_block` makes a valid block."""
         self.send(hpub_frame(subject, headers, payload, reply=reply))
 
     def sub(self, subject: Text, *, queue: Text = b"") -> int:
-        """Subscribe; returns the sid. In force at the server after the next `ping`."""
+        """Subscribe, and return the sid. The subscription is active when the next `ping`
+        returns."""
         sid = next(self._next_sid)
         self._sids.append(sid)
         self.send(b" ".join(filter(None, (b"SUB", _b(subject), _b(queue), b"%d" % sid))) + b"\r\n")
         return sid
 
     def ping(self) -> None:
-        """A round trip: when it returns the server has handled all that was sent before."""
+        """Make a round trip. On return, the server has handled all earlier data."""
         self.send(b"PING\r\n")
         while True:
             got = self._read_operation()
@@ -121,7 +123,7 @@ class RawNats:
                 self.messages.append(got)
 
     def forget(self) -> None:
-        """End all subscriptions, and drop what has arrived on them and what is on the way."""
+        """End all subscriptions. Drops messages that have arrived on them or are in flight."""
         self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in self._sids))
         self._sids.clear()
         self._inbox = None
@@ -129,7 +131,8 @@ class RawNats:
         self.messages.clear()
 
     def next_message(self, timeout: float | None = None) -> RawMessage:
-        """The next message on any subscription; TimeoutError when the server falls silent."""
+        """Return the next message on any subscription. Raises TimeoutError if the server sends
+        nothing."""
         if self.messages:
             return self.messages.popleft()
         self.socket.settimeout(self._timeout if timeout is None else timeout)
@@ -142,7 +145,8 @@ class RawNats:
             self.socket.settimeout(self._timeout)
 
     def new_reply(self) -> bytes:
-        """A fresh reply subject under this connection's inbox (subscribed on first use)."""
+        """Return a new reply subject below this connection's inbox, which is subscribed at the
+        first call."""
         if self._inbox is None:
             self._inbox = b"_INBOX.raw%d.%d" % (self.info.get("client_id", 0), next(_inbox_ids))
             self.sub(self._inbox + b".*")
@@ -156,7 +160,7 @@ class RawNats:
         headers: bytes = b"",
         timeout: float | None = None,
     ) -> RawMessage:
-        """Publish with a fresh reply subject; returns the first answer to it."""
+        """Publish with a new reply subject, and return the first answer."""
         reply = self.new_reply()
         if headers:
             self.hpub(subject, headers, payload, reply=reply)
@@ -173,7 +177,7 @@ class RawNats:
             self.messages.extendleft(reversed(others))
 
     def no_message(self) -> bool:
-        """True when nothing was delivered up to now, a round trip with the server included."""
+        """Return True if no message has arrived, including during a round trip to the server."""
         self.ping()
         return not self.messages
 
@@ -188,7 +192,8 @@ class RawNats:
         return line
 
     def _read_message(self, line: bytes) -> RawMessage:
-        # Split at blanks only: a subject may hold any other byte, of control characters too.
+        # Split only at blanks, because a subject may contain any other byte, including control
+        # characters.
         words = line.split(b" ")
         sizes = 2 if words[0] == b"HMSG" else 1
         subject, sid, *reply = words[1:-sizes]

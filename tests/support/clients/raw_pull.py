@@ -1,4 +1,5 @@
-"""Peers of the pull server that make their frames by hand, so they can also send wrong ones."""
+"""Peers of the pull server that build their frames themselves, so that they can also send invalid
+frames."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class RawPull:
         self.writer.write(data)
 
     async def receive(self) -> dict[str, Any]:
-        """The next frame's map; its body, if any, is put under "body"."""
+        """Return the map of the next frame. A body is added under the key "body"."""
         async with asyncio.timeout(10):
             (length,) = struct.unpack("<I", await self.reader.readexactly(4))
             message: dict[str, Any] = msgpack.unpackb(await self.reader.readexactly(length))
@@ -54,7 +55,7 @@ class RawPull:
         return message
 
     async def closed(self) -> bytes:
-        """Wait for the server to end the connection; what came before that."""
+        """Wait until the server closes the connection. Returns the bytes that arrived before."""
         async with asyncio.timeout(10):
             try:
                 return await self.reader.read()
@@ -76,7 +77,7 @@ class RawPull:
 
 
 class BlockingPull:
-    """The same without an event loop, on a port of this machine. Bodies are read and dropped."""
+    """The same without an event loop, for a port of this machine. Reads and drops bodies."""
 
     def __init__(self, port: int, *, greet: bool = True, token: str | None = None) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=20)
@@ -90,7 +91,7 @@ class BlockingPull:
         self.sock.sendall(data)
 
     def receive(self) -> dict[str, Any]:
-        """The next answer. Raises ConnectionError at the end."""
+        """Return the next answer. Raises ConnectionError at the end."""
         (length,) = struct.unpack("<I", self._exactly(4))
         answer: dict[str, Any] = msgpack.unpackb(self._exactly(length), strict_map_key=False)
         self._exactly(answer.get("b") or 0)

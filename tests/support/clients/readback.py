@@ -1,4 +1,4 @@
-"""Reading a whole stream through damage, as a careful consumer does."""
+"""Reads a whole stream, and continues after damage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Readback(NamedTuple):
 
 
 def read_back(daemon: Daemon, stream: str) -> Readback:
-    """Everything that can be read now, going on behind each damaged range."""
+    """Return everything that can be read now, and continue after each damaged range."""
     records: list[Record] = []
     damaged: list[tuple[int, int]] = []
     with connect_sync(daemon.pull_address) as client:
@@ -30,7 +30,8 @@ def read_back(daemon: Daemon, stream: str) -> Readback:
                 first, start = damage.first_offset, damage.next_offset
                 damaged.append((first, start))
             except OffsetOutOfRange as behind:
-                # Retention overtook the reader: what is left begins here.
+                # Retention removed records before the reader reached them. The remaining records
+                # begin here.
                 start = int(behind.details["log_start_offset"])
                 assert not records or records[-1].offset < start
                 continue
@@ -38,5 +39,5 @@ def read_back(daemon: Daemon, stream: str) -> Readback:
                 return Readback(records, damaged)
             assert start > first
             assert len(damaged) == 1 or first >= damaged[-2][1]
-            # Up to the damage every record was delivered, none from inside of it.
+            # Every record before the damage was delivered, and no record inside of it.
             assert not records or records[-1].offset < first

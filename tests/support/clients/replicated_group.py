@@ -1,9 +1,10 @@
-"""A consumer group beside the faults of a campaign. Its members die now and then, and others come.
+"""A consumer group during the faults of a campaign. Its members die now and then, and other members
+join.
 
-Each life of a member notes what it was given and when, which slots came and went, and what it knows
-to be committed. In the end that is compared with the stream, as in `group_campaign`, whose members
-are processes: each slot in order, one owner at a time, nothing skipped, and again only what was not
-committed.
+Each run of a member records the returned records with their times, the slots that it gained and
+lost, and the offsets that it knows to be committed. At the end these records are compared with the
+stream, as in `group_campaign`, whose members are processes: each slot is read in order, by one
+owner at a time, no record is skipped, and only uncommitted records are returned again.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _CATCH_UP_SECONDS = 300.0
 
 
 class Life(threading.Thread):
-    """A member, from its first request to its end. One that is killed neither commits nor leaves:
-    its connections end, as those of a process do."""
+    """One run of a member, from its first request to its end. A killed member neither commits nor
+    leaves: its connections end, like those of a killed process."""
 
     def __init__(self, addresses: str, stream: str, name: str | None, interval: float) -> None:
         super().__init__(name=f"member-{name}", daemon=True)
@@ -45,7 +46,8 @@ class Life(threading.Thread):
         self._addresses, self._stream, self._interval = addresses, stream, interval
         self._owned: dict[int, int] = {}
         self._late: set[int] = set()
-        """Of those, what it heard of when its session was over: it begins if a beat is answered."""
+        """The gained slots that the member received after the end of its session. It may begin with
+        them if a heartbeat is answered."""
         self._tenure = 0
         self._is_killed = False
         self._group: SyncGroupConsumer | None = None
@@ -63,7 +65,7 @@ class Life(threading.Thread):
         except (AssertionError, Diverged) as error:
             self.error = error
         except (LiftlogError, OSError):
-            pass  # nodes are down, or damaged: another life begins
+            pass  # nodes are down, or damaged: another run begins
 
     def _consume(self, client: SyncClient) -> None:
         group = client.group(
@@ -118,7 +120,8 @@ class Life(threading.Thread):
 
 
 class GroupReader(CampaignReader):
-    """Keeps some members alive on one stream; `finish` lets them read all, and checks."""
+    """Keeps some members of one stream running. `finish` lets them read all records, and checks the
+    results."""
 
     NAME = "group-reader"
 
@@ -160,7 +163,7 @@ class GroupReader(CampaignReader):
                 life.stop(kill=True)
 
     def _replace(self) -> None:
-        """Two or three are alive, half of them under a name of their own."""
+        """Replace members. Two or three members run, half of them with a chosen name."""
         for life in self._lives:
             if life.error is not None:
                 raise life.error

@@ -1,11 +1,12 @@
-"""Streams of every kind on a cluster, publishers of every kind, and the check of all promises.
+"""Publishes to streams of every kind on a cluster, with publishers of every kind, and checks all
+promises.
 
-A load lives through many rounds of faults. After each round every copy is read from where the last
-check ended, now and then from its begin, and compared with the books (`support.worlds.history`).
-Meanwhile copies are read all the time, and so are streams by an application with checkpoints: what
-they got once must stay (`replicated_readers`). Campaigns have a consumer group as well
-(`replicated_group`), and publishers with the clients of NATS for other languages
-(`client_publishers`).
+A load lasts many rounds of faults. After each round, every copy is read from the end of the last
+check, or sometimes from its beginning, and compared with the recorded results
+(`support.worlds.history`). In addition, `replicated_readers` reads copies all the time, and also
+streams through an application with checkpoints: records that they have read must not change.
+Campaigns also run a consumer group (`replicated_group`), and publishers with NATS clients for other
+languages (`client_publishers`).
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ STREAMS: dict[str, dict[str, Any]] = {
     },
     "large": {"retention": {"max_bytes": "2MiB"}},
 }
-"""Plain, acked by the leader alone, compacted by key, short-lived in a queue group, of large
-messages."""
+"""The streams: plain, acked by the leader alone, compacted by key, with short retention in a queue
+group, and with large messages."""
 NODE_SETTINGS: dict[str, Any] = {
     "log": {"recovery_checkpoint_interval": "100ms", "retention_interval": "100ms"},
     "cleaner": {"interval": "100ms"},
@@ -50,8 +51,8 @@ NODE_SETTINGS: dict[str, Any] = {
 
 
 class Load:
-    """Publishers and books of some streams on one cluster, on subjects below `prefix`. They are
-    spread over the `servers`."""
+    """The publishers and recorded results of some streams on one cluster, on subjects below
+    `prefix`. The publishers are distributed over the `servers`."""
 
     def __init__(
         self,
@@ -75,7 +76,8 @@ class Load:
         self.checks = 0
 
     def start(self, cluster: Cluster) -> None:
-        # A reader that takes long may miss a tombstone of what it has read before: not this one.
+        # A slow reader may miss a tombstone of a record that it has read before. This reader does
+        # not.
         kept = [name for name in self.settings if name != "keyed"]
         self._readers = [CopyReader(cluster, self.settings), CheckpointReader(cluster, kept)]
         if is_torture():
@@ -95,15 +97,15 @@ class Load:
         return sum(publisher.acked for publisher in self.publishers[stream])
 
     def wait_acked(self, more: int, streams: Iterable[str] = ()) -> None:
-        """So many more on each of these streams, or of all."""
+        """Wait for `more` acks on each of these streams, or on all streams."""
         wanted = {name: self.acked(name) + more for name in streams or self.settings}
         for name, count in wanted.items():
             count = count if name != "large" else min(count, self.acked(name) + 1)
             until(lambda n=name, c=count: self.acked(n) >= c, PATIENCE, f"{more} acks of {name}")
 
     def wait_each_acked(self, without: Collection[str] = ()) -> None:
-        """One more of each publisher, but for those at the servers with these addresses, and those
-        that may be."""
+        """Wait for one more ack of each publisher, except for publishers that are, or may be, at
+        the servers with these addresses."""
         chosen = [
             one
             for publishers in self.publishers.values()
@@ -123,10 +125,10 @@ class Load:
     def check(
         self, cluster: Cluster, *, whole: bool = False, refused_may_be_stored: bool = False
     ) -> None:
-        """Every copy, from where the last check ended or from its begin.
+        """Check every copy, from the end of the last check or from its beginning.
 
-        Publishers take it easy meanwhile: what they publish is read in later rounds, and on a busy
-        machine a check would never come to an end of it.
+        Meanwhile publishers send slowly. Later rounds have to read their messages, and on a busy
+        machine a check would never end.
         """
         self.checks += 1
         self._ease(True)
@@ -140,7 +142,7 @@ class Load:
                 publisher.easy = easy
 
     def check_all(self, cluster: Cluster, *, refused_may_be_stored: bool = False) -> None:
-        """When no one publishes any more: all copies end at one place, and are equal."""
+        """Check after all publishers have stopped: all copies end at one offset, and are equal."""
         for reader in self._readers:
             reader.finish()
         for stream in self.settings:
@@ -157,14 +159,14 @@ class Load:
     ) -> None:
         history, end = self.histories[stream], self._ends[stream]
         history.refused_may_be_stored |= lenient
-        # What is compacted, or deleted from the front, is small, and changes everywhere.
+        # Compacted streams, and streams with retention, are small and change everywhere.
         start = end if stream in ("plain", "leader") and not whole else 1
         readings = [
             cluster.read(stream, node, start, is_last=is_last, convert=stored_of) for node in NODES
         ]
         for reader in self._readers:
             readings += reader.take(stream)
-        # Read before the publishers are asked: what is read was sent.
+        # Records are read before the publishers are asked, so all read messages were sent.
         for publisher in self.publishers[stream]:
             publisher.tell(history)
         for reading in readings:

@@ -1,4 +1,4 @@
-"""Publishers of a load that lives through faults, and what happened to their messages."""
+"""Publishers of a load that runs during faults, and the results of their messages."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _KEYS = 40
 _LARGE_BYTES = 900_000
 
 Event = tuple[str, int, float, Any]
-"""What happened to the message of this number, when, and more: "sent" (key, deletes), "acked"
-(offset, promised) or "refused" (code)."""
+"""An event of the message with this number: the time, the kind, and data: "sent" (key, deletes),
+"acked" (offset, promised) or "refused" (code)."""
 
 
 class LoadPublisher(threading.Thread):
-    """Publishes numbered messages to one subject, some at a time, and notes what happens to them.
+    """Publishes numbered messages to one subject, several at a time, and records their results.
 
-    `message_of` makes subject, headers and value of a number. With an id in its headers, a message
-    is repeated until it is acked. With "silent" among the headers it asks for no ack. When its
-    server is gone it goes on at the next one of `servers`.
+    `message_of` makes subject, headers and value for a number. A message with an id in its headers
+    is repeated until it is acked. A message with "silent" among its headers requests no ack. If its
+    server is down, the publisher continues at the next of `servers`.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class LoadPublisher(threading.Thread):
         self.events: deque[Event] = deque()
         self.acked = 0
         self.host = ""
-        """Of the server that it is connected to."""
+        """Host of the server to which the publisher is connected."""
         self.knows_host = True
-        """Otherwise that of the server through which it published what was acked last."""
+        """If False, `host` is the server through which the last acked message was published."""
         self.easy = False
-        """Some messages a second instead of some dozens."""
+        """True to publish a few messages per second instead of some dozens."""
         self.error: BaseException | None = None
         self._servers = deque(servers)
         self._message_of = message_of
@@ -70,7 +70,7 @@ class LoadPublisher(threading.Thread):
             raise self.error
 
     def tell(self, history: History) -> None:
-        """All that happened since it was told last."""
+        """Add all events since the last call to the history."""
         for _ in range(len(self.events)):
             what, number, at, more = self.events.popleft()
             message = (self.subject, number)
@@ -92,7 +92,7 @@ class LoadPublisher(threading.Thread):
                 try:
                     with RawNats(server.port, host=server.host, timeout=2.0) as client:
                         self._publish_through(client)
-                except OSError:  # it is gone; what was under way stays without an answer
+                except OSError:  # the server is down; messages in flight get no answer
                     self._servers.rotate(-1)
                     self._stop_asked.wait(0.05)
         except (AssertionError, ValueError) as error:
@@ -147,7 +147,7 @@ class LoadPublisher(threading.Thread):
         is_repeated = number in self._repeated
         self._waiting.pop(number, None)
         if not message.payload:
-            return  # NATS has no subscriber for it
+            return  # NATS has no subscriber for the subject
         answer = json.loads(message.payload)
         if "error" not in answer:
             self._repeated.pop(number, None)
@@ -159,12 +159,13 @@ class LoadPublisher(threading.Thread):
 
 
 def mixed(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
-    """With headers and without, repeated and not, empty, and without asking for an ack."""
+    """Make messages with and without headers, repeated and unrepeated, empty, and without a request
+    for an ack."""
     value = numbered(number, 100)
     kind = number % 8
     if kind == 0:
         return subject, {"Number": str(number), "X-Colour": "grün"}, value
-    if kind == 1:  # nothing but the subject tells them apart
+    if kind == 1:  # only the subject distinguishes them
         return f"{subject}.{number}", {}, b""
     if kind == 2:
         return subject, {"silent": ""}, value
@@ -174,7 +175,7 @@ def mixed(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
 
 
 def keyed(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
-    """Of some keys; each eighth message deletes its key."""
+    """Make messages with a few keys. Each eighth message deletes its key."""
     headers = {"Liftlog-Key": f"{subject}/{number * 7 % _KEYS}", "Number": str(number)}
     if number % 3 == 0:
         headers["Nats-Msg-Id"] = f"{subject}-{number}"
@@ -188,5 +189,6 @@ def plain(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
 
 
 def large(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
-    """Hardly one in four has any size, or the test would measure the disk."""
+    """Make large messages. Only one in four is really large, because otherwise the test would
+    measure the disk."""
     return subject, {}, numbered(number, _LARGE_BYTES if number % 4 == 0 else 2000)

@@ -1,4 +1,5 @@
-"""Readers of replicated streams that live through the faults of a campaign, and what they got."""
+"""Readers of replicated streams that run during the faults of a campaign, and the records that they
+have read."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _LOOK_SECONDS = 0.2
 
 
 class CampaignReader(threading.Thread):
-    """Reads some streams again and again until it is to end. `take` has what it got since."""
+    """Reads some streams repeatedly until it is stopped. `take` returns the records since the last
+    call."""
 
     NAME: ClassVar[str]
 
@@ -43,7 +45,7 @@ class CampaignReader(threading.Thread):
 
 
 class CopyReader(CampaignReader):
-    """Reads every copy on from where it was, and notes what it gets."""
+    """Reads every copy from its last position on, and records the results."""
 
     NAME = "copy-reader"
 
@@ -59,7 +61,7 @@ class CopyReader(CampaignReader):
                 try:
                     self._read_node(node)
                 except Diverged as error:
-                    self.error = error  # what was read is not there any more
+                    self.error = error  # records that were read do not exist any more
                     return
                 except (LiftlogError, OSError, KeyError, IndexError):
                     self._drop(node)  # it is down, or going down
@@ -103,8 +105,9 @@ class CopyReader(CampaignReader):
 
 
 class CheckpointReader(CampaignReader):
-    """An application with a checkpoint in each stream: it reads on from there, through any node,
-    stores the next one, and is stopped. It skips nothing, and its checkpoints never go back."""
+    """An application with a checkpoint in each stream. It reads from the checkpoint on through any
+    node, stores the next checkpoint, and is stopped. It must skip no record, and its checkpoints
+    must never decrease."""
 
     NAME = "checkpoint-reader"
 
@@ -131,7 +134,7 @@ class CheckpointReader(CampaignReader):
     def _goes_on(self, stream: str) -> bool:
         try:
             self._consume(stream)
-        except Diverged:  # what was read is not there any more
+        except Diverged:  # records that were read do not exist any more
             raise
         except (LiftlogError, OSError) as error:  # nodes are down
             self._why = error
@@ -166,7 +169,8 @@ class CheckpointReader(CampaignReader):
 
 
 def stored_of(record: Any) -> Stored:
-    """A record under the name of its message, with a digest of what replicas must agree on."""
+    """Return a record with the name of its message, and a digest of the content that must be equal
+    on all replicas."""
     publisher, _, last = record.subject.rpartition(".")
     if record.headers.get("Number"):
         message = (record.subject, int(record.headers["Number"]))
@@ -180,7 +184,7 @@ def stored_of(record: Any) -> Stored:
 
 
 def _ascending(records: list[Stored]) -> list[list[Stored]]:
-    """In pieces that do not go back: a reader begins again after some errors."""
+    """Divide the records into ascending pieces, because a reader begins again after some errors."""
     pieces: list[list[Stored]] = []
     for record in records:
         if not pieces or record.offset <= pieces[-1][-1].offset:
@@ -190,6 +194,7 @@ def _ascending(records: list[Stored]) -> list[list[Stored]]:
 
 
 def _partial(node: str, records: list[Stored]) -> Reading:
-    """What a consumer got on its way: it counts for what it holds, not for what it lacks."""
+    """Return an incomplete read of a consumer. It proves which records exist, but not which are
+    missing."""
     start, end = records[0].offset, records[-1].offset + 1
     return Reading(f"a consumer of {node}", start, end, records, damaged=[(start, end)])

@@ -15,7 +15,7 @@ _VALUES: dict[str, Any] = {
 
 
 def example_of(kind: type[Message]) -> dict[str, Any]:
-    """A request with all that it must say, and a stream if it can name one."""
+    """Return a request with all required fields, and with a stream if it can name one."""
     request: dict[str, Any] = {"k": kind.KIND, "i": 7}
     for field in wire_fields(kind):
         if field.required or field.name in ("start", "stream"):

@@ -1,8 +1,8 @@
-"""A daemon in the largest state that the quotas of one principal allow, and every request that it
-answers, by the door through which it comes.
+"""Runs a daemon with the largest state that the quotas of one principal allow, and sends every
+request that it answers, over each protocol.
 
-Kinds are enumerated from the code (`kinds_of`), the requests are written down here: a kind without
-one fails the campaign (`tests/integration/test_request_flood.py`).
+The kinds are enumerated from the code (`kinds_of`), and their requests are defined in this module.
+The campaign (`tests/integration/test_request_flood.py`) fails if a kind has no request.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _SECRETS = ("the-secret-of-the-flooder", "the-secret-of-the-victim")
 FLOODER, VICTIM = f"flooder.{_SECRETS[0]}", f"victim.{_SECRETS[1]}"
 _TESTS = Path(__file__).resolve().parents[2]
 _MEMBERS = 1000
-"""Members of one group; a principal may have 2,000."""
+"""Number of members of one group. A principal may have 2,000."""
 _CONSUMERS = 100
-"""Ephemeral consumers of JetStream's API of one client, which may have 128."""
+"""Number of ephemeral consumers over JetStream's API of one client, which may have 128."""
 _CREATED_AT_ONCE = 20
 _NOT_ACKED = MAX_ACKED
-"""Messages that one consumer with acks has received and not acked."""
+"""Number of messages that one consumer with acks has received and not acked."""
 _ACKS = 3000
-"""Reply subjects of delivered messages that the floods use."""
+"""Number of reply subjects of delivered messages that the floods use."""
 _GROUPED = ("overflow", "pinned_client", "prioritized")
-"""Policies of priority groups, of which each has a consumer."""
+"""Policies of priority groups. Each has a consumer."""
 _QUIET_SECONDS = 120.0
 _NOTHING = "{}"
 
@@ -72,7 +72,7 @@ class Size:
     groups: int
     checkpoints: int
     workers: int
-    """Durable consumers with acks; all clients may have 10,000."""
+    """Number of durable consumers with acks. All clients together may have 10,000."""
 
 
 WHOLE = Size(records=300_000, streams=200, groups=1000, checkpoints=9000, workers=500)
@@ -80,8 +80,8 @@ SMALL = Size(records=30_000, streams=10, groups=100, checkpoints=300, workers=20
 
 
 class FloodWorld:
-    """`streams`: `big` has the records, each tenth on a subject of its own; `spent` is there to be
-    changed, `victim` is another client's."""
+    """The state of the daemon. In `streams`, `big` has the records, each tenth on a subject of its
+    own; `spent` may be changed, and `victim` belongs to another client."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class FloodWorld:
         identity: str,
         acks: list[str],
     ) -> None:
-        """`identity` is that of the consumer `w0`, which has messages that are not acked, and
-        `acks` are reply subjects of some of them."""
+        """`identity` belongs to the consumer `w0`, which has unacked messages. `acks` are reply
+        subjects of some of these messages."""
         self.server, self.daemon, self.identity, self.acks = server, daemon, identity, acks
         self.lease, self.incarnation = str(lease["lease_id"]), str(lease["incarnation"])
         self.joined = joined
@@ -122,8 +122,9 @@ class FloodWorld:
 
 @contextlib.contextmanager
 def flood_world(server: NatsServer, size: Size) -> Iterator[FloodWorld]:
-    """Its files are in memory, where that is possible: while a victim waits for a disk that others
-    keep busy, the daemon computes for the flood, and that is not what is judged."""
+    """Start the daemon and fill it. Its files are in memory if possible. On a busy disk, the daemon
+    would work for the flood while a victim waits for the disk, and the test must not measure
+    that."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
         prefix="liftlog-flood-", dir=memory if os.access(memory, os.W_OK) else None
@@ -159,15 +160,15 @@ def _leafnode_of(server: NatsServer) -> str:
 def _fill(
     server: NatsServer, daemon: Daemon, size: Size
 ) -> tuple[dict[str, Any], int, str, list[str]]:
-    """Returns a lease, the number of a membership, and of a consumer its identity and the reply
-    subjects of messages that it has delivered."""
+    """Fill the daemon. Returns a lease, the number of a membership, the identity of a consumer, and
+    the reply subjects of messages that it has delivered."""
     with RawNats(server.port, timeout=60) as nats:
         for first in range(0, size.records, 1000):
             nats.send(b"".join([_record(first + n) for n in range(1000)]))
         for n in range(2000):
             nats.pub(b"victim.%c" % (97 + n % 8), b"x" * 100)
         assert "error" not in nats.request("victim.a", b"the last").json()
-        while nats.request("big.last", b"").json().get("error"):  # while there is no room
+        while nats.request("big.last", b"").json().get("error"):  # while the request is refused
             pass
         bucket = {
             "name": "KV_bucket",
@@ -194,7 +195,7 @@ def _fill(
             made = nats.request(f"$JS.API.CONSUMER.CREATE.big.q{2 * number}", config)
             assert "error" not in made.json(), made
         with BlockingPull(daemon.pull_port, token=FLOODER) as pull:
-            # Before the others: without a message, an answer has no identity.
+            # This consumer is first, because without a message an answer has no identity.
             identity = str(
                 _asked(pull, [{"k": "work", "s": "big", "c": "w0", "w": 20_000}])[0]["x"]
             )
@@ -223,7 +224,8 @@ def _worker(name: str, **more: object) -> str:
 
 
 def _worker_config(name: str, **more: object) -> dict[str, Any]:
-    """A durable consumer with acks; each second one wants only some records."""
+    """Return the configuration of a durable consumer with acks. Every second consumer has
+    filters."""
     config: dict[str, Any] = {
         "durable_name": name,
         "ack_policy": "explicit",
@@ -247,12 +249,12 @@ def _create_workers(nats: RawNats, numbers: Iterable[int]) -> None:
 
 
 def _receive(nats: RawNats, consumer: str, count: int) -> list[str]:
-    """Take about as many messages, and ack none of them. Returns some of their reply subjects."""
+    """Receive about `count` messages without acking them. Returns some of their reply subjects."""
     received, acks = 0, list[str]()
     while received < count:
         batch = json.dumps({"batch": 1000, "expires": 5 * 10**9})
         nats.pub(f"$JS.API.CONSUMER.MSG.NEXT.big.{consumer}", batch, reply=nats.new_reply())
-        with contextlib.suppress(TimeoutError):  # a pull may be lost: clients repeat it
+        with contextlib.suppress(TimeoutError):  # a pull may be lost, so clients repeat it
             for _ in range(1000):
                 message = nats.next_message(6)
                 if not message.reply:
@@ -271,7 +273,8 @@ def _record(number: int) -> bytes:
 
 
 def _asked(pull: BlockingPull, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Answers in the order of the requests, of which as many are in flight as may be."""
+    """Return the answers in the order of the requests. As many requests are in flight as
+    allowed."""
     found: list[dict[str, Any]] = [{}] * len(requests)
     sent = done = 0
     while done < len(requests):
@@ -300,9 +303,9 @@ Requests = dict[str, list[dict[str, Any]]]
 
 
 def pull_requests(world: FloodWorld) -> Requests:
-    """By kind, those that cost most."""
+    """Return the most expensive requests by kind."""
     asked = _of_streams(world) | _of_consumers(world) | _of_workers(world) | _of_nodes()
-    # Each makes what the other one deletes; a slot of a group moves back and forth.
+    # Each request creates what the other request deletes. A slot of a group moves back and forth.
     asked["create"] = asked["delete"] = [
         one
         for made, gone in zip(_with("create", asked), _with("delete", asked), strict=True)
@@ -473,7 +476,7 @@ _BODY = '{"value": "x", "subject": "spent.a"}'
 
 
 def http_request(method: str, route: str) -> str:
-    """The request of a route that costs most."""
+    """Return the most expensive request of a route."""
     path = route
     if method in ("POST", "DELETE") and route.startswith("/api/"):
         path = path.replace("{stream}", "spent")
@@ -497,7 +500,7 @@ def http_request(method: str, route: str) -> str:
 
 
 def jetstream_requests() -> dict[str, list[tuple[str, str]]]:
-    """By method: the tokens after it, and the payload."""
+    """Return requests by method: the tokens after the method, and the payload."""
     stream = {"name": "spent", "subjects": ["spent.>"]}
     asked: dict[str, list[tuple[str, Any]]] = {
         "INFO": [("", _NOTHING)],
@@ -599,8 +602,8 @@ def jetstream_plan(methods: Sequence[str]) -> list[list[str]]:
 
 
 def control_requests(world: FloodWorld) -> dict[str, list[list[str]]]:
-    """By the subject to which the daemon subscribes: what is published there. A comma in it is
-    followed by what is sent."""
+    """Return messages by the subject to which the daemon subscribes. Text after a comma is the
+    payload."""
     one, two, three, four = world.acks[:4]
     return {
         "liftlog.liftlog.offsets.*.*": [
@@ -633,7 +636,7 @@ def control_requests(world: FloodWorld) -> dict[str, list[list[str]]]:
 
 
 UNANSWERED = "$JS.FC.>"
-"""Nothing that arrives there is answered."""
+"""Subjects on which messages get no answer."""
 
 
 # --- the campaign ---
@@ -641,8 +644,8 @@ UNANSWERED = "$JS.FC.>"
 
 @dataclass(frozen=True)
 class Found:
-    """The prices of victims, in seconds of the daemon's processor time, and the requests and the
-    answers of the flood."""
+    """The prices of victims in seconds of the daemon's processor time, and the requests and answers
+    of the flood."""
 
     name: str
     prices: dict[str, list[float]]
@@ -651,8 +654,8 @@ class Found:
     sent: int
 
     def worst(self) -> dict[str, float]:
-        """The worst price of each victim with a bound. Over NATS, where clients are not told
-        apart, an answer only has to come in time."""
+        """Return the worst price of each victim with a bound. Over NATS, where the daemon cannot
+        distinguish clients, an answer only has to arrive in time."""
         return {
             victim: max(prices, default=0.0)
             for victim, prices in self.prices.items()
@@ -666,7 +669,7 @@ class Found:
 
 
 def flooded(world: FloodWorld, name: str, plan: Plan) -> Found:
-    """Flood, and see what a victim's request costs meanwhile."""
+    """Run a flood, and measure the price of a victim's requests during the flood."""
     _await_quiet(world.daemon)
     with (
         _started("support.clients.priced_victims", world.victims.as_json()) as victims,
@@ -692,7 +695,7 @@ def flooded(world: FloodWorld, name: str, plan: Plan) -> Found:
 
 
 def _await_quiet(daemon: Daemon) -> None:
-    """Wait until everything that an earlier flood has begun has ended."""
+    """Wait until all work of an earlier flood has ended."""
     ends = time.monotonic() + _QUIET_SECONDS
     while time.monotonic() < ends:
         before = processor_seconds(daemon.pid)

@@ -1,8 +1,10 @@
-"""Every way on which a message leaves a stream, or enters one again, walked with hostile messages.
+"""Sends hostile messages through every path by which a message leaves a stream or enters a stream
+again.
 
-`WAYS` has a function for each. It returns what came out at its end, one `Found` for each message
-that it is for, in their order; `round_trip` compares that with what went in. `SURFACES` in
-tests/integration/test_round_trips.py lists what has to have a way.
+`WAYS` has a function for each path. The function returns the results at the end of the path, one
+`Found` for each message that it supports, in order. `round_trip` compares them with the sent
+messages. `SURFACES` in tests/integration/test_round_trips.py lists the features that must have a
+path.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ from liftlog.spark.options import parse_options
 from liftlog.spark.scan import plan, read
 
 SOURCE = "hostile"
-"""The stream of which each way begins."""
+"""The stream at which each path begins."""
 COMPACTED = "newest"
-"""A stream of the same messages that keeps the newest record of each key."""
+"""A stream with the same messages that keeps the newest record of each key."""
 _ADDED = (b"copied-", b"nats-", b"liftlog-")
 _CONTROL = (b"Nats-Msg-Id", b"Liftlog-Key", b"Liftlog-Tombstone")
 
@@ -55,7 +57,7 @@ class Found(NamedTuple):
 
 
 class World(NamedTuple):
-    """`nats` has the daemon, `other` has JetStream and nothing else."""
+    """The test servers: `nats` has the daemon, `other` has only JetStream."""
 
     nats: NatsServer
     other: NatsServer
@@ -65,7 +67,7 @@ class World(NamedTuple):
     sent: Sequence[Hostile]
 
     def target(self, name: str) -> str:
-        """A new stream for copies."""
+        """Create a new stream for copies."""
         self.cli.ok("stream", "create", name, "--subject", f"{name}.>")
         return name
 
@@ -74,7 +76,7 @@ class World(NamedTuple):
             return list(client.read(stream, until="end", **options))
 
     def again(self) -> list[Record]:
-        """The records that have room for what a copy adds."""
+        """Return the records that have room for the headers that a copy adds."""
         return [
             record
             for record, sent in zip(self.records(), self.sent, strict=True)
@@ -83,7 +85,8 @@ class World(NamedTuple):
 
 
 class Way(NamedTuple):
-    """`takes`: the messages that it is for. `keeps`: what has to come out."""
+    """A path. `takes` selects the messages that it supports. `keeps` returns the expected
+    result."""
 
     name: str
     walk: Callable[[World], Iterable[Found]]
@@ -100,7 +103,7 @@ def whole(sent: Hostile) -> Found:
 
 
 def copied(sent: Hostile) -> Found:
-    """Without headers that would act again."""
+    """Return the expected result without headers that would take effect again."""
     found = whole(sent)
     return found._replace(lines=_not_added(found.lines))
 
@@ -123,7 +126,7 @@ def way(
 
 
 def round_trip(world: World, name: str) -> int:
-    """How many messages came through as they were."""
+    """Return the number of messages that arrived unchanged."""
     chosen = WAYS[name]
     wanted = [chosen.keeps(sent) for sent in world.sent if chosen.takes(sent)]
     found = list(chosen.walk(world))
@@ -152,7 +155,7 @@ def _copies(world: World, stream: str) -> list[Found]:
 
 
 def _of_object(row: dict[str, Any]) -> Found:
-    """Read it as a program would."""
+    """Read a JSON object as a program would."""
 
     def bytes_of(name: str) -> bytes | None:
         text = row[name]
@@ -177,7 +180,7 @@ def _read(world: World) -> Iterable[Found]:
 
 @way("read, filtered")
 def _read_filtered(world: World) -> Iterable[Found]:
-    """The daemon encodes these batches again."""
+    """Read with a filter, so that the daemon encodes the batches again."""
     return map(_of_record, world.records(filter=Filter(subject=f"{SOURCE}.>")))
 
 
@@ -188,7 +191,7 @@ def _read_compressed(world: World) -> Iterable[Found]:
 
 @way("read, compacted")
 def _read_compacted(world: World) -> Iterable[Found]:
-    """Batches of what is left are written again."""
+    """Read a compacted stream, in which the remaining records were written to new batches."""
     world.cli.ok("stream", "compact", COMPACTED, "--wait")
     left = {record.offset: record for record in world.records(COMPACTED)}
     newest = {sent.key: offset for offset, sent in enumerate(world.sent, 1)}
@@ -209,7 +212,7 @@ def _work(world: World) -> Iterable[Found]:
 
 @way("a worker, filtered")
 def _work_filtered(world: World) -> Iterable[Found]:
-    """The daemon encodes these batches again."""
+    """Receive messages with a filter, so that the daemon encodes the batches again."""
     return _worked(world, filters=[f"{SOURCE}.>"])
 
 
@@ -281,7 +284,7 @@ def _dump(world: World) -> Iterable[Found]:
 
 @way("replicas")
 def _replicas(world: World) -> Iterable[Found]:
-    """The records on the disk of each of three nodes."""
+    """Return the records on the disk of each of three nodes."""
     streams = {SOURCE: {"subject": f"{SOURCE}.>", "replicas": 3}}
     with Cluster(world.other.url, streams) as cluster, RawNats(world.other.port) as nats:
         cluster.start()
@@ -331,7 +334,8 @@ def _http_get(world: World) -> Iterable[Found]:
 
 
 def _fits_http(sent: Hostile) -> bool:
-    """True if HTTP's header lines can hold its names, and there is room for all of them."""
+    """Return True if HTTP header lines can contain the names of the headers, and have room for all
+    of them."""
     names = [name.decode("latin-1") for name, _ in sent.lines]
     tokens = all(name.isascii() and name.isprintable() and " " not in name for name in names)
     return tokens and len(sent.block) < 2000
@@ -404,7 +408,8 @@ def _spark_socket(world: World) -> Iterable[Found]:
 
 @way("Spark from files", keeps=_named)
 def _spark_files(world: World) -> Iterable[Found]:
-    """The records of sealed segments; those in the last one are not read from files."""
+    """Return the records of sealed segments. Records of the last segment are not read from
+    files."""
     found = list(_spark(world, path=str(world.daemon.data_dir)))
     assert len(found) > len(world.sent) // 2
     return [*found, *map(_named, world.sent[len(found) :])]
@@ -426,7 +431,8 @@ def _export(world: World) -> Iterable[Found]:
 
 @way("JetStream: STREAM.MSG.GET", takes=not_near)
 def _message_get(world: World) -> Iterable[Found]:
-    """Messages near the limit have their own test: the answer is longer than its content."""
+    """Get messages. Messages near the limit have a separate test, because the answer is longer than
+    its content."""
     with RawNats(world.nats.port) as nats:
         for record, sent in zip(world.records(), world.sent, strict=True):
             if not not_near(sent):
@@ -444,7 +450,8 @@ def _message_get(world: World) -> Iterable[Found]:
 
 @way("JetStream: DIRECT.GET", takes=not_near)
 def _direct_get(world: World) -> Iterable[Found]:
-    """Get one record; its place comes last, whatever the record contains."""
+    """Get one record at a time. The record's own position headers come last, whatever headers the
+    record contains."""
     own = [b"Nats-Stream", b"Nats-Subject", b"Nats-Sequence"]
     with RawNats(world.nats.port) as nats:
         for record, sent in zip(world.records(), world.sent, strict=True):
@@ -476,7 +483,7 @@ def _consumer(world: World) -> Iterable[Found]:
         next_one = f"$JS.API.CONSUMER.MSG.NEXT.{SOURCE}.{made['name']}"
         for sent in world.sent:
             nats.pub(next_one, b'{"batch":1}', reply=nats.new_reply())
-            message = nats.next_message()  # its subject is that of the record
+            message = nats.next_message()  # it has the subject of the record
             yield whole(sent)._replace(
                 tail=_tail(message.subject.decode()),
                 value=None if sent.is_tombstone and not message.payload else message.payload,
@@ -489,7 +496,7 @@ def _consumer(world: World) -> Iterable[Found]:
 
 @way("import jetstream", takes=not_near, keeps=lambda sent: _without_key(copied(sent)))
 def _import_jetstream(world: World) -> Iterable[Found]:
-    """Import the same messages from JetStream, without headers that take effect only there."""
+    """Import the same messages from JetStream, without headers that only have an effect there."""
     with RawNats(world.other.port) as nats:
         config = {"name": "old", "subjects": ["js.>"], "storage": "memory"}
         nats.request("$JS.API.STREAM.CREATE.old", json.dumps(config))
@@ -507,7 +514,8 @@ def _without_key(found: Found) -> Found:
 
 
 def _lines(world: World) -> bytes:
-    """The records with room for more, as the command prints them."""
+    """Return the records that have room for more headers, in the form in which the command prints
+    them."""
     shown = world.cli.ok("consume", SOURCE, "--until-end", "-o", "jsonl")
     pairs = zip(shown.splitlines(), world.sent, strict=True)
     return "".join(f"{line}\n" for line, sent in pairs if not_near(sent)).encode()
@@ -530,7 +538,7 @@ def _import_records(world: World) -> Iterable[Found]:
 
 @way("import jsonl --form records --subject --key --value", takes=not_near, keeps=copied)
 def _import_chosen(world: World) -> Iterable[Found]:
-    """The options find in a record what the record contains."""
+    """Import with options that select parts of a record."""
     target = world.target("chosen")
     words = ("import", "jsonl", target, "-", "--form", "records", "--value", "value")
     done = world.cli(*words, "--subject", f"{target}.{{{{.subject}}}}", stdin=_lines(world))
@@ -555,7 +563,7 @@ def _import_copied(world: World) -> Iterable[Found]:
 
 @way("import parquet", takes=not_near, keeps=lambda sent: Found("x", None, sent.value, []))
 def _import_parquet(world: World) -> Iterable[Found]:
-    """The values: a row has no headers."""
+    """Import the values from Parquet, in which a row has no headers."""
     import pyarrow as pa
     from pyarrow.parquet import write_table
 
@@ -568,7 +576,7 @@ def _import_parquet(world: World) -> Iterable[Found]:
 
 
 def _published(sent: Hostile) -> Found:
-    """Headers that the publisher itself sets come after the others."""
+    """Return the expected result of a publisher, whose own headers come after the others."""
     found = whole(sent)
     return found._replace(lines=_control_last(found.lines))
 
@@ -594,7 +602,7 @@ def _enveloped(world: World) -> Iterable[Found]:
 
 
 def _key_aside(found: Found) -> Found:
-    """An envelope has a place for these."""
+    """Return the result without the fields that have a place in an envelope."""
     lines = [line for line in found.lines if line[0] not in _CONTROL[1:]]
     return found._replace(lines=lines)
 
@@ -614,7 +622,7 @@ def _publish_again(world: World, target: str, use_envelope: bool) -> Iterable[Fo
 
 @way("SyncPublisher", takes=not_near, keeps=_published)
 def _sync_publisher(world: World) -> Iterable[Found]:
-    """With the headers of a record, all of which are published."""
+    """Publish with the headers of a record, all of which are published."""
     target = world.target("sync")
     with SyncPublisher(world.nats.url, expect=[target], retry_for=0) as publisher:
         for record in world.again():
@@ -640,12 +648,13 @@ def _pub(world: World) -> Iterable[Found]:
 
 
 def _is_word(sent: Hostile) -> bool:
-    """True if a command line can hold its value, and it is not a placeholder for lines."""
+    """Return True if a command line can contain the value, and the value is not a placeholder for
+    lines."""
     return sent.value.isalnum() and sent.value.isascii()
 
 
 def _posted(sent: Hostile) -> bool:
-    """The API refuses subjects that look like patterns."""
+    """Return True if the API accepts the subject. It refuses subjects that look like patterns."""
     return not_near(sent) and ">" not in sent.tail and "*" not in sent.tail
 
 
@@ -701,7 +710,8 @@ def _post(world: World, path: str, body: bytes, headers: Any) -> None:
 
 
 def _lettered(sent: Hostile) -> Found:
-    """The subject is in a header, a tombstone has an empty value."""
+    """Return the expected dead letter. The subject is in a header, and a tombstone has an empty
+    value."""
     found = whole(sent)
     dropped = (b"nats-", b"liftlog-dead-")
     lines = [line for line in found.lines if not line[0].lower().startswith(dropped)]
@@ -710,7 +720,7 @@ def _lettered(sent: Hostile) -> Found:
 
 
 def _letters(world: World, stream: str) -> Iterable[Found]:
-    """Letters near a limit may lack something, but say so."""
+    """Return the dead letters. A letter near a limit may lack parts, but must name them."""
     letters = [one for one in world.records(stream) if one.subject == stream]
     letters.sort(key=lambda one: int(one.headers["Liftlog-Dead-Offset"]))
     for letter, sent in zip(letters, world.sent, strict=True):

@@ -1,4 +1,4 @@
-"""Publishers that lose nothing by themselves: they change servers only between two messages."""
+"""Publishers that lose no message by themselves: they change servers only between two messages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _BURST_SECONDS = 0.005
 
 
 class SteadyPublisher(threading.Thread):
-    """Publishes numbered messages without asking for acks, at a steady rate.
+    """Publishes numbered messages at a steady rate, without requesting acks.
 
-    With `same` the value is the same in every message, and only their number can be compared.
+    With `same` all messages have the same value, so that only their number can be compared.
     """
 
     def __init__(self, port: int, subject: str, *, per_second: int, same: bool = False) -> None:
@@ -29,7 +29,8 @@ class SteadyPublisher(threading.Thread):
         self._moved.set()
 
     def move(self, port: int) -> None:
-        """Go on at another server; returns when everything before has reached the first one."""
+        """Continue at another server. Returns when the first server has received all earlier
+        messages."""
         self._moved.clear()
         self._port = port
         assert self._moved.wait(20), self.error
@@ -59,7 +60,7 @@ class SteadyPublisher(threading.Thread):
         return pub_frame(self.subject, b"same" if self._same else b"%d" % number)
 
     def finish(self) -> None:
-        """Stop, and raise what went wrong."""
+        """Stop, and raise the error of the publisher if there was one."""
         self._stop_asked.set()
         self.join(20)
         assert not self.is_alive()
@@ -68,7 +69,8 @@ class SteadyPublisher(threading.Thread):
 
 
 class IdPublisher(SteadyPublisher):
-    """As a publisher to JetStream: an id in each message, which is repeated until it is acked."""
+    """Publishes like a JetStream publisher: each message has an id, and is repeated until it is
+    acked."""
 
     def __init__(self, port: int, subject: str, *, per_second: int) -> None:
         super().__init__(port, subject, per_second=per_second)
@@ -82,7 +84,7 @@ class IdPublisher(SteadyPublisher):
         client.ping()
         began, first = time.monotonic(), self.published
         while True:
-            # Answers under way would be lost with this connection.
+            # Answers in flight would be lost with this connection.
             is_leaving = self._stop_asked.is_set() or not self._moved.is_set()
             if is_leaving and not self._waiting:
                 return

@@ -1,8 +1,8 @@
-"""Many clients of the metadata store in JetStream while its three servers are killed, stopped and
-cut off.
+"""Runs many clients of the metadata store in JetStream while its three servers are killed, stopped
+and disconnected.
 
-Clients do compare-and-set on a few keys, read behind barriers, watch everything, hold a session as
-a node does, and compete for keys that expire.
+Clients make compare-and-set changes to a few keys, read behind barriers, watch all keys, hold a
+session like a node, and compete for keys that expire.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from liftlog.settings import NatsSettings
 
 KEYS = ("stream.a", "stream.b", "stream.c")
 PRIZES = {"live.p3": 3, "live.p6": 6}
-"""Keys that clients compete for, and their times to live."""
+"""Keys for which clients compete, and their times to live."""
 NODE_TTL = 15
 _TRANSIENT = (CasLost, CasUnknown, StoreUnavailable, Unanswered, Refused, KeyError)
 PATIENCE = 60.0
@@ -93,7 +93,7 @@ class Campaign:
             raise
 
     async def end(self) -> list[str]:
-        """Everything runs. Returns what is wrong."""
+        """Start all servers, and return the problems."""
         self._is_ending.set()
         for task in self._tasks:
             task.cancel()
@@ -116,7 +116,7 @@ class Campaign:
         return self.problems
 
     async def _compare_views(self) -> None:
-        """What watches have told, once nothing changes but barriers and sessions."""
+        """Compare the results of the watches, when only barriers and sessions still change."""
         deadline = time.monotonic() + PATIENCE
         while True:
             truth = {
@@ -205,7 +205,7 @@ class Campaign:
         await store.watch("", note)
 
     async def _be_node(self, store: NatsKvMetaStore, number: int) -> None:
-        """Hold a session as a node does, and count how often its deadline passes."""
+        """Hold a session like a node, and count how often its deadline passes."""
         key, value = f"live.n{number}", json.dumps({"n": number}).encode()
 
         async def begin() -> NodeSession:
@@ -251,14 +251,14 @@ class Campaign:
                 self.held[key][index] = Held(holder, seen_free, deadline)
             if gives_up:
                 await session.close()
-            else:  # as a process that is killed: no more renewals
+            else:  # like a killed process: no more renewals
                 await session.abandon()
                 self.held[key][index] = Held(holder, seen_free, session.deadline)
 
     # --- faults ---
 
     async def leader(self) -> NatsServer:
-        """The server that leads the bucket."""
+        """Return the server that leads the bucket."""
 
         async def ask() -> str:
             link, bucket = self.stores[0]._link, self.stores[0].bucket
@@ -270,7 +270,7 @@ class Campaign:
         return self.cluster.servers[int(name.removeprefix("n"))]
 
     async def fault(self) -> str:
-        """One fault, and its healing."""
+        """Cause one fault, and repair it."""
         kinds: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("kill leader", self._kill_leader),
             ("kill leader", self._kill_leader),
@@ -292,7 +292,7 @@ class Campaign:
         return name
 
     async def recovered(self) -> float:
-        """Seconds until each client has made a change again."""
+        """Return the seconds until each client has made a change again."""
         began = time.monotonic()
         for store in self.stores:
 
@@ -375,7 +375,7 @@ class Campaign:
 
 
 async def eventually(call: Callable[[], Awaitable[Any]], seconds: float = PATIENCE) -> Any:
-    """The result, once the store can be asked."""
+    """Return the result as soon as the store answers."""
     deadline = time.monotonic() + seconds
     while True:
         try:

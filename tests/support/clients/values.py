@@ -1,7 +1,7 @@
-"""Values, keys and header blocks that end in zeros, hold nothing but zeros, or are empty.
+"""Values, keys and header blocks that end in zeros, consist of zeros, or are empty.
 
-A file that is allocated ahead ends in zeros too, so code that looks for the end of the data by its
-last byte takes the end of such a record for unused space.
+A file with space allocated ahead also ends in zeros. So code that searches for the last byte that
+is not zero could take the end of such a record for unused space.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ZERO_TAILS = (b"\0", b"", b"\0" * 7, b"\0" * 8, b"\0" * 64, b"\0" * 5000)
 
 
 def zero_tailed() -> Iterator[bytes]:
-    """Values without end, in turn: zeros only, empty, and a unique text with zeros behind it."""
+    """Yield values without end, in turn: only zeros, empty, and a unique text followed by zeros."""
     tails = cycle(ZERO_TAILS)
     for number in count():
         tail = next(tails)
@@ -23,7 +23,7 @@ def zero_tailed() -> Iterator[bytes]:
 
 
 def binary(max_size: int = 40) -> st.SearchStrategy[bytes]:
-    """Any bytes, and often such as end in zeros."""
+    """Return a strategy for any bytes, which often end in zeros."""
     stems = st.binary(max_size=max_size)
     return stems | st.tuples(stems, st.sampled_from(ZERO_TAILS[:-1])).map(b"".join)
 
@@ -32,4 +32,4 @@ headers = st.one_of(
     st.just(b""),
     binary(12).map(lambda raw: b"NATS/1.0\r\nA: " + raw.translate(None, b"\r\n") + b"\r\n\r\n"),
 )
-"""A NATS header block, or none."""
+"""A strategy for a NATS header block, or no block."""

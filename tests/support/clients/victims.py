@@ -1,4 +1,4 @@
-"""Clients that another client tries to delay: each measures how long it waits."""
+"""Clients that another client tries to delay. Each measures the time that it waits."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _PAUSE_SECONDS = 0.002
 
 
 class Victim(threading.Thread, ABC):
-    """Does one thing again and again, one at a time, from `with` to its end."""
+    """Performs one action repeatedly, one at a time, until the end of the `with` block."""
 
     def __init__(self, pid: int | None = None) -> None:
-        """`pid` is that of the daemon, for `prices`."""
+        """`pid` is the process id of the daemon, for `prices`."""
         super().__init__(name=type(self).__name__)
         self.waits: list[float] = []
-        """In seconds, in the order in which they began."""
+        """Waits in seconds, in the order in which they began."""
         self.prices: list[float] = []
-        """Seconds of the daemon's processor time that each has cost: other work of the machine, and
-        a victim that gets no processor, hardly change them."""
+        """Seconds of the daemon's processor time for each action. Other work of the machine, and a
+        victim without a processor, hardly change these times."""
         self._pid = pid
         self.error: BaseException | None = None
         self._leave = threading.Event()
 
     @abstractmethod
     def do(self) -> None:
-        """One turn. Its time is what is measured."""
+        """Perform one action, whose duration is measured."""
 
     @abstractmethod
     def close(self) -> None:
@@ -93,7 +93,7 @@ class AckVictim(Victim):
 
 
 class CallVictim(Victim):
-    """Asks the daemon something over the pull API."""
+    """Sends a request to the daemon over the pull API."""
 
     def __init__(
         self, daemon: Daemon, call: Callable[[SyncClient], object], token: str | None = None
@@ -110,7 +110,7 @@ class CallVictim(Victim):
 
 
 def worst_waits(victims: Callable[[], list[Victim]], attack: Callable[[], None]) -> list[float]:
-    """The longest that each of them waited while `attack` ran, in seconds."""
+    """Return the longest wait of each victim during `attack`, in seconds."""
     suffering = victims()
     with contextlib.ExitStack() as stack:
         for one in suffering:
@@ -126,8 +126,8 @@ def assert_nobody_waits(
     bound_seconds: float,
     attempts: int = 3,
 ) -> None:
-    """Each attempt has victims of its own. A machine that is busy otherwise delays one attempt; an
-    attack that works delays all of them."""
+    """Make several attempts with new victims. On a busy machine a single attempt may be slow, but a
+    successful attack delays every attempt."""
     seen = []
     for _ in range(attempts):
         seen.append(worst_waits(victims, attack))

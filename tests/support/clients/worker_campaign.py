@@ -1,13 +1,14 @@
-"""Workers on one consumer, and an oracle that knows every delivery, every ack and its confirmation.
+"""Runs workers on one consumer, and an oracle that records every delivery, every ack and its
+confirmation.
 
-The oracle notes what must never happen:
+The oracle reports these errors:
 
 - a message whose ack or term was confirmed is delivered again;
 - a delivery count falls, or stays the same;
-- a message comes again although a worker has it, or before the delay of its nak has passed;
+- a message is delivered again although a worker has it, or before the delay of its nak has passed;
 - a stored message is never delivered.
 
-A power cut may take back the deliveries of the last moments, with their counts (`power_lost`).
+A power cut may undo the latest deliveries and their counts (`power_lost`).
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from nats.js.errors import APIError
 SECOND = 10**9
 ACK_WAIT_SECONDS = 6.0
 _EARLY_SECONDS = 2.0
-"""A delivery sooner than this after another one is early. It is less than the ack wait, since a
-delivery may have been under way for a while."""
+"""A delivery within this time after the previous one is early. The time is shorter than the ack
+wait, because a delivery may have been in flight for a while."""
 _MOMENT_SECONDS = 0.5
-"""A power cut may take back deliveries that clients received within this time."""
+"""A power cut may undo deliveries that clients received within this time."""
 _DELAY_SECONDS = 1.0
 _MOST_UNFINISHED = 1_000
-"""Publishing waits beyond it: the workers, which wait on purpose, finish some 50 a second."""
+"""Publishing pauses at this number of unfinished messages. The workers pause on purpose, and finish
+about 50 messages a second."""
 _SUBJECTS = 5
 STREAM, SUBJECT = "jobs", "jobs"
 
@@ -48,21 +50,21 @@ class _Delivery(NamedTuple):
 
 @dataclass
 class _Message:
-    """The facts that the oracle knows of one message."""
+    """The facts that the oracle has recorded about one message."""
 
     deliveries: list[_Delivery] = field(default_factory=list)
     nak_at: float = 0.0
-    """When a nak was sent, of which it is not known if it arrived; 0: none since the last
-    delivery."""
+    """Time of a nak since the last delivery, if it is unknown whether the nak arrived; 0 if there
+    is none."""
     delay: float = 0.0
     is_done: bool = False
-    """An ack or a term was confirmed."""
+    """True if an ack or a term was confirmed."""
     has_come: bool = False
 
 
 @dataclass
 class Oracle:
-    """Belongs to one event loop."""
+    """The oracle. It belongs to one event loop."""
 
     stored: set[int] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
@@ -73,14 +75,14 @@ class Oracle:
     early: int = 0
     confirmed: int = 0
     gone_below: int = 0
-    """The log may start here: messages below need not come any more."""
+    """The log may start at this offset, so messages below it need not be delivered any more."""
     _messages: dict[int, _Message] = field(default_factory=dict)
     is_down: bool = False
-    """A nak that is sent meanwhile reaches no daemon."""
+    """True while the daemon is down, so that a nak does not reach it."""
     _cut: float = 0.0
     """Time of the last power cut."""
     _disturbed: float = 0.0
-    """Deliveries before this moment may have been under way for long."""
+    """Deliveries before this time may have been in flight for long."""
 
     def delivered(self, offset: int, count: int) -> None:
         now = time.monotonic()
@@ -109,29 +111,29 @@ class Oracle:
         one.nak_at, one.delay = time.monotonic(), 0.0 if self.is_down else delay
 
     def finished(self, offset: int) -> None:
-        """Its ack or term was confirmed."""
+        """Note that the ack or term of a message was confirmed."""
         self._messages[offset].is_done = True
         self.confirmed += 1
 
     def disturbed(self) -> None:
-        """Something stood still until now: what is on its way may come late, and the next delivery
-        of it soon after."""
+        """Note that a process was stopped until now. Messages in flight may arrive late, and their
+        next delivery may follow soon."""
         self._disturbed = time.monotonic() + 0.5
 
     def power_lost(self, at: float) -> None:
-        """The machine lost its power `at` this time of the monotonic clock."""
+        """Note that the machine lost its power `at` this time of the monotonic clock."""
         self._cut, self.is_down = at, True
         for one in self._messages.values():
             while one.deliveries and one.deliveries[-1].at > at - _MOMENT_SECONDS:
                 one.deliveries.pop()
-                one.nak_at, one.delay = 1.0, 0.0  # it may come at once
+                one.nak_at, one.delay = 1.0, 0.0  # it may be delivered at once
             if one.nak_at > at - _MOMENT_SECONDS:
                 one.delay = 0.0
         self.disturbed()
 
     @property
     def unfinished(self) -> set[int]:
-        """Stored messages that are neither done nor gone."""
+        """Return the stored messages that are neither done nor removed."""
         return {
             offset
             for offset in self.stored
@@ -153,7 +155,7 @@ class Oracle:
 
 
 class Campaign:
-    """Workers, a publisher and an operator, who go on while a daemon and its machine suffer."""
+    """Runs workers, a publisher and an operator during faults of a daemon and its machine."""
 
     def __init__(
         self, url: str, oracle: Oracle, luck: random.Random, *, is_push: bool, operates: bool = True
@@ -189,8 +191,8 @@ class Campaign:
         self._tasks = [asyncio.create_task(one) for one in running]
 
     async def finish(self, seconds: float) -> None:
-        """Stop publishing, and let the workers finish. Then everything that was stored is done, but
-        for acks that arrived and whose answer did not."""
+        """Stop publishing, and let the workers finish. Then every stored message is done, except if
+        its ack arrived and the answer was lost."""
         assert self._client is not None
         self._stop.set()
         try:
@@ -208,7 +210,7 @@ class Campaign:
 
     async def _connected(self) -> Client:
         async def ignore(_: Exception) -> None:
-            """Servers go down now and then."""
+            """Ignore errors, because servers go down now and then."""
 
         return await nats.connect(
             self._url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=ignore
@@ -253,8 +255,8 @@ class Campaign:
                 await asyncio.sleep(luck.uniform(0.02, 0.5))
                 while not arrived.empty():
                     await self._answer(arrived.get_nowait(), luck)
-            with suppress(OSError):  # the server has just gone
-                await client.close()  # with messages that it has not acked
+            with suppress(OSError):  # the server has just ended
+                await client.close()  # with unacked messages
 
     async def _work_for_pushes(self, number: int) -> None:
         luck = random.Random(f"{number} {self._luck.random()}")
@@ -272,7 +274,7 @@ class Campaign:
 
     def _taking(self, arrived: asyncio.Queue[Msg]) -> Any:
         async def take(message: Msg) -> None:
-            """Each delivery is seen when it comes, and not at the end of a fetch."""
+            """Record each delivery when it arrives, and not at the end of a fetch."""
             if message.reply:
                 metadata = message.metadata
                 self._oracle.delivered(metadata.sequence.stream, metadata.num_delivered)
@@ -298,12 +300,12 @@ class Campaign:
             elif chance < 0.95:
                 await message.in_progress()
         except Error:
-            pass  # it may count or not
+            pass  # it may have an effect or not
 
     # --- operating ---
 
     async def _operate(self) -> None:
-        """Purge old messages, change the consumer, pause it."""
+        """Purge old messages, change the consumer, and pause it."""
         luck, client = self._luck, await self._connected()
         while not self._stop.is_set():
             await asyncio.sleep(luck.uniform(0.5, 3))
@@ -325,13 +327,13 @@ class Campaign:
         info = await asked(client, f"CONSUMER.INFO.{STREAM}.w", {})
         if "ack_floor" in info:
             end = info["ack_floor"]["stream_seq"] + self._luck.choice([1, 1, 20])
-            # Even a purge without an answer may have been carried out.
+            # A purge without an answer may have taken effect.
             self._oracle.gone_below = max(self._oracle.gone_below, end)
             await asked(client, f"STREAM.PURGE.{STREAM}", {"seq": end})
 
 
 async def asked(client: Client, method: str, body: Any) -> Any:
-    """The answer; `{"error": ...}` if there is none."""
+    """Return the answer; `{"error": ...}` if there is none."""
     try:
         answer = await client.request(f"$JS.API.{method}", json.dumps(body).encode(), timeout=2)
         return json.loads(answer.data)

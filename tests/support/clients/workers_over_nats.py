@@ -18,7 +18,7 @@ PATIENCE = 60
 
 
 def leafnode_of(server: NatsServer) -> str:
-    """The address at which a server listens for leaf nodes."""
+    """Return the address at which a server listens for leaf nodes."""
     found = re.search(r"Listening for leafnode connections on (\S+:\d+)", server.log)
     assert found is not None, server.log
     return found[1]
@@ -26,7 +26,8 @@ def leafnode_of(server: NatsServer) -> str:
 
 @contextmanager
 def daemon_for_workers(server: NatsServer, **streams: Any) -> Iterator[Daemon]:
-    """A daemon that serves workers of `jobs`, on the subjects `jobs.>`, and has other streams."""
+    """Start a daemon that serves workers of `jobs`, on the subjects `jobs.>`, and also has other
+    streams."""
     settings = {
         "nats": {"jetstream_api": True, "leafnode": leafnode_of(server)},
         "streams": {"jobs": {"subject": "jobs.>"}, **streams},
@@ -48,7 +49,7 @@ def create(raw: RawNats, name: str, **config: Any) -> None:
 
 
 def pulled(raw: RawNats, name: str, batch: int) -> list[RawMessage]:
-    """The next `batch` messages, which may still be missing."""
+    """Return the next `batch` messages, which may not have arrived yet."""
     body = json.dumps({"batch": batch, "expires": PATIENCE * SECOND})
     raw.pub(f"$JS.API.CONSUMER.MSG.NEXT.jobs.{name}", body, reply=raw.new_reply())
     return [raw.next_message() for _ in range(batch)]

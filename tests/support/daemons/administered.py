@@ -1,4 +1,4 @@
-"""A broker that is changed while it runs."""
+"""A broker whose streams are changed while it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def restarted(running: Running, **streams: Any) -> Running:
 
 
 async def fill(running: Running, name: str = "s", count: int = 20, **settings: Any) -> Log:
-    """A stream of single-record batches, in many small segments."""
+    """Create a stream with batches of one record, in many small segments."""
     await running.broker.create_stream(name, {"subject": "in", **SMALL_SEGMENTS, **settings})
     for number in range(count):
         await running.publish(name, b"%03d" % number)

@@ -1,4 +1,4 @@
-"""Fixtures of tests that run on both event loops: the server owns its sockets."""
+"""Fixtures for tests that run on both event loops."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from liftlog.server.reading import filtering
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The server owns its sockets, so every test runs on both loops."""
+    """Return both event loops. The server uses sockets directly, so every test runs on both."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(autouse=True)
 def no_scan_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scan ends early after 30 ms of processor time, which a slow machine needs for a short one.
-    Tests of this time set it again."""
+    """Disable the time limit of scans. A scan ends early after 30 ms of processor time, which even
+    a short scan may need on a slow machine. Tests of this limit set it again."""
     monkeypatch.setattr(filtering, "SCAN_SECONDS", 60.0)
 
 

@@ -1,4 +1,4 @@
-"""Catalogs for tests that stand in for the streams, or for the node, of a daemon."""
+"""Catalogs that replace the streams or the node of a daemon in tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def _find(name: str) -> None:
 
 
 def lone_catalog(streams: Mapping[str, Any]) -> OwnCatalog:
-    """Of a daemon on its own. It answers questions about `streams`, and changes nothing."""
+    """Return the catalog of a daemon without a cluster. It answers questions about `streams`, and
+    cannot change them."""
     hosted: Any = SimpleNamespace(
         hosts=streams, broken={}, find=_find, names=Names(), changes=asyncio.Lock(), closing=False
     )
@@ -27,5 +28,5 @@ def lone_catalog(streams: Mapping[str, Any]) -> OwnCatalog:
 
 
 def cluster_catalog(node: Any) -> ClusterCatalog:
-    """Of a daemon that is `node`."""
+    """Return the catalog of a daemon with this node."""
     return ClusterCatalog(node, lone_catalog({}))

@@ -1,4 +1,4 @@
-"""A certificate authority of our own, and what it signs, as PEM files."""
+"""A certificate authority for tests, and its certificates as PEM files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates; `ca` is the file to trust."""
+    """Signs certificates. `ca` is the file of the certificate to trust."""
 
     def __init__(self, directory: Path, name: str = "test CA") -> None:
         self.directory = directory
@@ -46,8 +46,8 @@ class Authority:
         self.ca.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
 
     def issue(self, name: str, *, days: int = 30, more: Sequence[x509.GeneralName] = ()) -> Pair:
-        """A certificate for `name`, localhost, 127.0.0.1 and `more`; with `days` below 0 it is
-        expired."""
+        """Issue a certificate for `name`, localhost, 127.0.0.1 and `more`. With `days` below 0 it
+        has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         places = [
             x509.DNSName("localhost"),

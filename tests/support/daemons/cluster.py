@@ -1,4 +1,4 @@
-"""Three real daemons on one machine that replicate to each other, beside real nats-servers."""
+"""Three real daemons on one machine that replicate to each other, with real nats-servers."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ NAME = "tests"
 PATIENCE = 60.0
 
 RUNNING: WeakSet[Cluster] = WeakSet()
-"""The clusters of this process, whose logs are shown when a test fails."""
+"""The clusters of this process. Their logs are shown when a test fails."""
 
 
 class Cluster:
-    """Use as a context manager. Each node has a directory, an address that stays, and the same
-    `streams`; the metadata are files that all of them share, or a bucket in JetStream if `cluster`
-    has `store: nats`.
+    """Use as a context manager. Each node has a directory, a fixed address, and the same `streams`.
+    The metadata are in files that all nodes share, or in a bucket of JetStream if `cluster` has
+    `store: nats`.
 
         with Cluster(server.url, {"orders": {"subject": "orders.>", "replicas": 3}}) as cluster:
             cluster.kill("b", "c")
@@ -75,11 +75,12 @@ class Cluster:
         wrapper: Sequence[str] = (),
         boot_id: Path | None = None,
     ) -> None:
-        """`nats` is the URL of a server, or of each of some; `cluster` are more settings of that
-        section; `disks` are places for the data of some nodes, by their names, and `store` is one
-        for the metadata; `advertised` are addresses at which the others reach a node, if not at its
-        own; `network` has a machine for each node; `clocks` are those of some nodes, if not of this
-        machine; `wrapper` and `boot_id` as for `Daemon`."""
+        """`nats` is the URL of one server, or a list of URLs. `cluster` has further settings of
+        this section. `disks` are the places of some nodes' data, by node name, and `store` is the
+        place of the metadata. `advertised` are addresses at which other nodes reach a node, if they
+        differ from its own. `network` has a machine for each node. `clocks` are the clocks of some
+        nodes, if they differ from the clock of this machine. `wrapper` and `boot_id` are as for
+        `Daemon`."""
         RUNNING.add(self)
         self._stack = ExitStack()
         if directory is None:
@@ -98,7 +99,7 @@ class Cluster:
                 "node": name,
                 "advertise": (advertised or {}).get(name, address),
                 "store": self.store.as_uri(),
-                "ready_after": 0,  # tests start nodes while others are down
+                "ready_after": 0,  # tests start some nodes while others are down
             }
             self.nodes[name] = Daemon(
                 None,
@@ -146,14 +147,14 @@ class Cluster:
             self.end()
 
     def log_tails(self) -> str:
-        """The last lines that each node has logged."""
+        """Return the last lines of each node's log."""
         nodes = self.nodes.items()
         return "".join(
             f"--- node {name}, {one.log_path}\n{one.log_tail(60)}\n" for name, one in nodes
         )
 
     def _make_bucket(self) -> None:
-        """As `liftlog cluster init` does."""
+        """Create the bucket as `liftlog cluster init` does."""
         written = self.nodes["a"].settings
         if written["cluster"]["store"] == "nats":
             settings = NatsSettings(**written["nats"])
@@ -166,7 +167,8 @@ class Cluster:
     # --- life ---------------------------------------------------------------------
 
     def start(self, *names: str) -> None:
-        """Those that do not run, of all or of these, at the same time; each is ready on return."""
+        """Start the given nodes (default: all) that do not run, at the same time. Each node is
+        ready on return."""
         chosen = [self.nodes[name] for name in names or NODES if not self.nodes[name].running]
         for daemon in chosen:
             daemon.spawn()
@@ -174,14 +176,14 @@ class Cluster:
             daemon.wait_ready()
 
     def stop(self, *names: str) -> None:
-        """SIGTERM, one node after the other."""
+        """Send SIGTERM to one node after the other."""
         for name in names or NODES:
             if self.nodes[name].running:
                 self.resume(name)
                 self.nodes[name].stop()
 
     def kill(self, *names: str) -> None:
-        """SIGKILL to all of them or to these, as near to at once as signals are."""
+        """Send SIGKILL to the given nodes (default: all), as close together as possible."""
         chosen = [self.nodes[name] for name in names or NODES if self.nodes[name].running]
         for daemon in chosen:
             os.kill(daemon.pid, signal.SIGKILL)
@@ -190,8 +192,9 @@ class Cluster:
         self._paused.difference_update(names or NODES)
 
     def pause(self, *names: str) -> None:
-        """SIGSTOP: connections stay up, and nothing moves. Not while it holds the lock of metadata
-        in files, without which the others could change nothing: a bucket has no such lock."""
+        """Send SIGSTOP. Connections stay open, and the process does nothing. If the metadata are in
+        files, a node is not stopped while it holds their lock, because no other node could then
+        change anything. A bucket has no such lock."""
         for name in names or NODES:
             with self._store_lock():
                 os.kill(self.nodes[name].pid, signal.SIGSTOP)
@@ -208,23 +211,24 @@ class Cluster:
                 self._paused.discard(name)
 
     def wipe(self, name: str) -> None:
-        """The node does not run; it comes back with an empty disk."""
+        """Empty the disk of a node that does not run."""
         shutil.rmtree(self.nodes[name].data_dir)
 
     def stored(self) -> bytes:
-        """The metadata as they are, if they are in files."""
+        """Return the metadata if they are in files."""
         return (self.store / "records").read_bytes()
 
     def set_store_back(self, old: bytes) -> None:
-        """Under the lock of the nodes: what one of them is about to write would undo it."""
+        """Replace the metadata by an older copy, under the lock of the nodes, because a node that
+        is writing would undo the change."""
         copy = self.store / "records.old"
         copy.write_bytes(old)
         with self._store_lock():
             copy.replace(self.store / "records")
 
     def put_logs_aside(self, directory: Path, name: str) -> None:
-        """What nodes logged without power or a disk is for who looks for a fault; `assert_sound`
-        does not count it."""
+        """Rename the logs of nodes that had no power or no disk. They are only for debugging, and
+        `assert_sound` does not examine them."""
         for node, daemon in self.nodes.items():
             if daemon.log_path.exists():
                 daemon.log_path.rename(directory / f"{node}.{name}.log")
@@ -235,13 +239,13 @@ class Cluster:
         return [n for n in NODES if self.nodes[n].running and n not in self._paused]
 
     def status(self, through: str | None = None) -> tuple[dict[str, Any], int]:
-        """What `liftlog cluster status --output json` prints, and its exit code."""
+        """Return the output and the exit code of `liftlog cluster status --output json`."""
         done = self.command("cluster", "status", "--output", "json", through=through)
         assert done.returncode in (0, 1), done.stderr
         return json.loads(done.stdout), done.returncode
 
     def command(self, *words: str, through: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Runs `liftlog` with these words, against the node `through`, or any."""
+        """Run a `liftlog` command against the node `through`, or against any node."""
         address = self.nodes[through or self.up()[0]].pull_address
         return subprocess.run(
             [*COMMAND, *words],
@@ -253,8 +257,8 @@ class Cluster:
         )
 
     def stream(self, name: str, through: str | None = None) -> ClusterStream:
-        """The stream as this node knows it, with the offsets of its own copy; waits until the node
-        knows it."""
+        """Return the state of the stream according to this node, with the offsets of its own copy.
+        Waits until the node has received the stream."""
         node = self.nodes[through or self.up()[0]]
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -266,7 +270,7 @@ class Cluster:
             time.sleep(0.05)
 
     def leader(self, stream: str) -> str:
-        """Waits until there is one that is up."""
+        """Wait until the stream has a running leader, and return its name."""
         deadline = time.monotonic() + PATIENCE
         while (leader := self.stream(stream).leader) not in self.up():
             assert time.monotonic() < deadline, f"{stream} has no leader: {self.stream(stream)}"
@@ -281,7 +285,7 @@ class Cluster:
     def wait_isr(
         self, stream: str, nodes: Iterable[str] = NODES, timeout: float = PATIENCE
     ) -> None:
-        """Until exactly these are in sync, with a leader among them."""
+        """Wait until exactly these nodes are in sync and one of them leads."""
         wanted = set(nodes)
         deadline = time.monotonic() + timeout
         while True:
@@ -292,20 +296,21 @@ class Cluster:
             time.sleep(0.02)
 
     def wait_recorded(self, stream: str) -> None:
-        """Until its leader has subscribed: before, NATS answers that no one hears the subject."""
+        """Wait until the leader has subscribed. Before that, NATS reports that the subject has no
+        subscriber."""
 
         def is_attached() -> bool:
             with connect_sync(self.nodes[self.leader(stream)].pull_address) as client:
                 try:
                     return client.describe_stream(stream).state == "attached"
-                except StreamNotFound:  # the leader has not heard of it yet
+                except StreamNotFound:  # the leader has not received it yet
                     return False
 
         until(is_attached, PATIENCE, f"{stream} is recorded")
 
     def wait_all_in_sync(self) -> None:
-        """Until each stream has all its replicas in sync, and a leader among them that is up, as
-        each node knows it: one that hung knows what was before."""
+        """Wait until, according to each node, every stream has all replicas in sync and a running
+        leader. A node that was stopped may have an old state."""
         for name in self.up():
             self._wait_in_sync_by(name)
 
@@ -326,7 +331,8 @@ class Cluster:
                 time.sleep(0.02)
 
     def wait_settled(self, stream: str, nodes: Iterable[str] = NODES) -> int:
-        """Until these replicas end at the same offset and all below is committed; returns it."""
+        """Wait until these replicas end at the same offset and all their records are committed.
+        Returns this offset."""
         nodes = list(nodes)
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -348,8 +354,8 @@ class Cluster:
         is_last: bool = False,
         convert: Callable[[Record], Stored] | None = None,
     ) -> Reading:
-        """The copy of one node, from `start` or what it has kept up to its high watermark, past
-        what it says to be damaged."""
+        """Read the copy of one node, from `start` or its first offset up to its high watermark.
+        Continues after damage that the node reports."""
         convert = convert or as_stored
         end = self.stream(stream, through=node).high_watermark
         assert end is not None, f"{node} has no copy of {stream}"
@@ -360,32 +366,34 @@ class Cluster:
             place = start
             while True:
                 try:
-                    # A copy that is opened again may not know this end for a moment, and waits.
+                    # After a copy was opened again, its end may be unknown for a moment. The read
+                    # then waits.
                     found = client.read(stream, start=place, until=end, replica=node)
                     records.extend(map(convert, found))  # up to the damage
                     break
                 except CorruptRange as damage:
                     damaged.append((damage.first_offset, damage.next_offset))
                     place = damage.next_offset
-                except StreamNotFound:  # it opens its copy again, in another role
+                except StreamNotFound:  # the node opens its copy again, in another role
                     assert time.monotonic() < deadline, f"{node} has no copy of {stream}"
                     place = max(place, records[-1].offset + 1 if records else start)
                     time.sleep(0.05)
                 except OffsetOutOfRange as behind:
-                    # Retention overtook the reader: what is left begins here.
+                    # Retention removed records before the reader reached them. The remaining
+                    # records begin here.
                     start = place = int(behind.details["log_start_offset"])
                     records.clear()
         end = max(end, records[-1].offset + 1 if records else start)
         return Reading(node, start, end, records, is_last, damaged)
 
     def read_all(self, stream: str, nodes: Iterable[str] = NODES) -> list[Reading]:
-        """The whole copies of these nodes, once they agree on where it ends."""
+        """Wait until the copies of these nodes end at the same offset, and read them completely."""
         nodes = list(nodes)
         self.wait_settled(stream, nodes)
         return [self.read(stream, name, is_last=True) for name in nodes]
 
     def assert_sound(self) -> None:
-        """No node has logged an error that it did not expect."""
+        """Check that no node has logged an unexpected error."""
         for name, daemon in self.nodes.items():
             assert "Traceback" not in daemon.log, f"node {name}:\n{daemon.log}"
             assert "was never retrieved" not in daemon.log, f"node {name}:\n{daemon.log}"
@@ -398,9 +406,9 @@ def as_stored(record: Record) -> Stored:
 
 
 class TimedPublisher(AckedPublisher):
-    """Notes when it sent what, when the acks came, and which of them only the leader stood for."""
+    """Records the time of each message and of its ack, and which acks only the leader has given."""
 
-    EASE_SECONDS: ClassVar = 0.005  # a volley is one message
+    EASE_SECONDS: ClassVar = 0.005  # one message per volley
 
     def __init__(self, port: int, subject: str, **more: Any) -> None:
         super().__init__(port, subject, **more)
@@ -421,7 +429,8 @@ class TimedPublisher(AckedPublisher):
                 self.by_leader.add(number)
 
     def tell(self, history: History) -> None:
-        """What has been sent until now; answers that come meanwhile may be in it or not."""
+        """Add all messages that were sent until now to the history. It may or may not contain
+        answers that arrive during the call."""
         nacked, acked_at = self.nacked.copy(), self.acked_at.copy()
         for number, at in self.sent_at.copy().items():
             history.sent((self.subject, number), at)
@@ -432,15 +441,16 @@ class TimedPublisher(AckedPublisher):
             history.refused((self.subject, number), code)
 
     def longest_wait(self, since: float = 0.0) -> float:
-        """Most seconds between two acks in a row, of those that came after `since`."""
+        """Return the longest time between two consecutive acks after `since`, in seconds."""
         times = sorted(at for at in self.acked_at.copy().values() if at >= since)
         return max((later - one for one, later in itertools.pairwise(times)), default=0.0)
 
 
 class RetryingPublisher(TimedPublisher):
-    """Publishes each message, with its `Nats-Msg-Id`, until it is acked: as clients are told to.
+    """Publishes each message with its `Nats-Msg-Id` until it is acked, as the documentation
+    recommends.
 
-    `rate` bounds the messages per second, so that what waits after a pause stays little.
+    `rate` limits the messages per second, so that few messages wait after a pause.
     """
 
     RETRY_SECONDS = 0.25
@@ -452,7 +462,8 @@ class RetryingPublisher(TimedPublisher):
         self._is_given_up = False
 
     def give_up(self) -> None:
-        """Publish no more and wait for no ack, if it has not finished: a test has failed."""
+        """Stop publishing without waiting for acks, unless the publisher has finished, because a
+        test has failed."""
         self._is_given_up = True
         self._stop_asked.set()
         self.join(20)
@@ -466,7 +477,7 @@ class RetryingPublisher(TimedPublisher):
         while not self._stop_asked.is_set() or (waiting and not self._is_given_up):
             now = time.monotonic()
             due = [one for one in waiting if now - tried_at[one] >= self.RETRY_SECONDS]
-            # What could not be sent in a pause is not caught up with.
+            # Messages that could not be sent during a pause are not sent later.
             allowed = min(allowed + self._rate * (now - looked_at), float(self._in_flight))
             looked_at = now
             may_send = min(self._in_flight - len(waiting), int(allowed))
@@ -492,7 +503,8 @@ class RetryingPublisher(TimedPublisher):
         return hpub_frame(self.subject, block, self._value_of(number), reply=reply)
 
     def take(self, message: RawMessage, waiting: set[int]) -> None:
-        """An empty answer says that no one subscribes, an error that it is refused for now."""
+        """Handle an answer. An empty answer means that the subject has no subscriber, and an error
+        means that the message is refused for now."""
         answer = json.loads(message.payload) if message.payload else {}
         if not answer or "error" in answer:
             self.unheard += 1
@@ -507,8 +519,8 @@ class RetryingPublisher(TimedPublisher):
 def assert_kept(
     publishers: Iterable[TimedPublisher | LoadPublisher], readings: Iterable[Reading], **more: bool
 ) -> History:
-    """All promises to these publishers are kept in these readings."""
-    readings = list(readings)  # read before the publishers are asked: what is read was sent
+    """Check that all promises to these publishers are kept in these readings."""
+    readings = list(readings)  # read first, so that all read messages were sent
     history = History(**more)
     for publisher in publishers:
         publisher.tell(history)

@@ -1,4 +1,4 @@
-"""Streams that are compacted: fill them, and say what must be left."""
+"""Fills compacted streams, and checks the records that must be left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 class Compacted:
-    """Publishes to one stream and remembers the newest value of each key.
+    """Publishes to one stream, and stores the newest value of each key.
 
     The values of all records differ; None is a tombstone.
     """
@@ -37,7 +37,8 @@ class Compacted:
         return self._note(key, value, answer["seq"])
 
     def put_until_acked(self, key: str, value: bytes) -> int:
-        """Also while the lead goes to another node: what got no answer may be stored, too."""
+        """Publish until the message is acked, even during a change of the leader. A message without
+        an answer may be stored, too."""
         answer = publish_until_acked(
             self._raw, self.subject, value, f"{key} {self.next_offset}", Liftlog_Key=key
         )
@@ -58,7 +59,8 @@ class Compacted:
         return offset
 
     def put_many(self, keys: Iterable[str], *, pad: int = 0) -> None:
-        """Committed, all of them, when it returns; one ack for many, so that it is quick."""
+        """Publish many messages, which are all committed on return. Only one of them requests an
+        ack, which saves time."""
         for chunk in batched(keys, _AT_ONCE):
             frames = []
             for key in chunk:
@@ -73,8 +75,9 @@ class Compacted:
     # --- what must be there ---
 
     def check(self, daemon: Daemon, *, compacted: bool = True, tombstones: bool = True) -> None:
-        """The newest record of each key can be read, under its offset, and after compaction
-        nothing else; a key whose newest is a tombstone has that or, without them, nothing."""
+        """Check that the newest record of each key can be read at its offset, and that no other
+        record is left after compaction. If the newest record of a key is a tombstone, the tombstone
+        is left or, without `tombstones`, nothing."""
         records = records_of(daemon, self.stream)
         offsets = [record.offset for record in records]
         assert offsets == sorted(set(offsets))

@@ -1,4 +1,4 @@
-"""A proxy before a pull server, which cuts or freezes connections where a test says so."""
+"""A proxy in front of a pull server that closes or freezes connections when a test requests it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 
 
 class CuttingProxy:
-    """`budgets` holds, for each connection to come, how many bytes of answers it lives for; those
-    beyond the list live for ever. `target` can be changed; None refuses connections. No more than
-    `piece_bytes` are carried at once, and `pause_seconds` lie between two pieces."""
+    """For each of the following connections, `budgets` has the number of bytes of answers after
+    which the connection is closed. Connections after the end of the list have no limit. `target`
+    can be changed; None refuses connections. The proxy forwards at most `piece_bytes` at once, and
+    pauses for `pause_seconds` between two pieces."""
 
     def __init__(self, target: str | None) -> None:
         self.target = target
@@ -31,7 +32,7 @@ class CuttingProxy:
             writer.transport.abort()
 
     def freeze(self) -> None:
-        """The connections that there are carry nothing from now on, and stay open."""
+        """Stop forwarding on all existing connections, and keep them open."""
         self._frozen |= self._open
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,7 +73,7 @@ class CuttingProxy:
                     await asyncio.Event().wait()
                 writer.write(data)
                 await writer.drain()
-                # The receiver sees each piece.
+                # The receiver gets each piece separately.
                 await asyncio.sleep(self.pause_seconds)
                 budget = None if budget is None else budget - len(data)
         except OSError:

@@ -1,4 +1,4 @@
-"""The real daemon as a process of its own, for tests and the benchmark."""
+"""Runs the real daemon in its own process, for tests and the benchmark."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ STOP_TIMEOUT_SECONDS = 30.0
 
 class Stopped(NamedTuple):
     exit_code: int
-    """Negative: ended by that signal."""
+    """Negative if a signal ended the process: minus the number of the signal."""
     seconds: float
 
 
 class Daemon:
     """`liftlog serve` on free loopback ports, its files below `directory`.
 
-    `settings` is merged over a default configuration (mappings merge, other values replace).
-    It can be started again after `stop` or `kill`, on the same data.
+    `settings` is merged over a default configuration (mappings merge, other values replace). After
+    `stop` or `kill` it can be started again with the same data.
 
         with Daemon(nats_url, {"streams": {"orders": {"subject": "orders.>"}}}) as daemon:
             client = connect_sync(daemon.pull_address)
@@ -60,10 +60,11 @@ class Daemon:
         clock: Path | None = None,
         fresh: bool = False,
     ) -> None:
-        """`wrapper` is put before the command (strace and its options, absolute path first). One
-        that only shows the file `boot_id` as the boot id is not needed where daemons are forked.
-        `network` is the file of the network namespace that it runs in, `clock` that of its
-        `ShiftedClock`. `fresh` starts a Python of its own in any case."""
+        """`wrapper` is put before the command (strace and its options, beginning with an absolute
+        path). If a wrapper would only replace the boot id by the file `boot_id`, no wrapper is
+        needed for forked daemons. `network` is the file of the network namespace in which the
+        daemon runs. `clock` is the file of its `ShiftedClock`. With `fresh`, the daemon always runs
+        in a new Python process instead of a fork."""
         self._temporary = None
         if directory is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="liftlog-daemon-")
@@ -95,12 +96,12 @@ class Daemon:
     # --- life -----------------------------------------------------------------
 
     def use_version(self, tree: Path | None) -> None:
-        """From the next start on, run the code of another checkout of the project; None: this
-        one."""
+        """Run the code of another checkout of the project from the next start on; None for this
+        checkout."""
         self._tree = tree
 
     def spawn(self) -> Daemon:
-        """Start the process without waiting for anything."""
+        """Start the process without waiting."""
         assert self._process is None, "already started"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.config_path.write_text(yaml.safe_dump(self.settings, sort_keys=False))
@@ -132,7 +133,7 @@ class Daemon:
         assert self._network is None, "only a forked daemon can run in another network"
         assert self._clock is None, "only a forked daemon can have another clock"
         command = [*self.program, *arguments]
-        if self.wrapper:  # which must not leave the daemon behind when it is killed
+        if self.wrapper:  # if the wrapper is killed, the daemon must end, too
             command = [*self.wrapper, *tied_to_parent(command, parent=0)]
         return subprocess.Popen(
             tied_to_parent(command),
@@ -145,7 +146,7 @@ class Daemon:
         )
 
     def start(self, timeout: float = READY_TIMEOUT_SECONDS) -> Daemon:
-        """Returns when `/readyz` answers 200."""
+        """Start the daemon. Returns when `/readyz` answers 200."""
         self.spawn()
         try:
             self.wait_ready(timeout)
@@ -155,7 +156,7 @@ class Daemon:
         return self
 
     def wait_listening(self, timeout: float = READY_TIMEOUT_SECONDS) -> None:
-        """Returns when the daemon has written its addresses (ready or not)."""
+        """Wait until the daemon has written its addresses, ready or not."""
         self._await(self.read_addresses, timeout, "wrote no addresses.json")
 
     def wait_ready(self, timeout: float = READY_TIMEOUT_SECONDS) -> None:
@@ -164,23 +165,24 @@ class Daemon:
         self._await(lambda: self.ready, deadline - time.monotonic(), "is not ready")
 
     def stop(self, timeout: float = STOP_TIMEOUT_SECONDS) -> Stopped:
-        """SIGTERM; raises AssertionError (and kills) when it takes longer than `timeout`."""
+        """Send SIGTERM. If the stop takes longer than `timeout`, kills the daemon and raises
+        AssertionError."""
         return self.signal_and_wait(signal.SIGTERM, timeout)
 
     def kill(self) -> Stopped:
-        """SIGKILL, as a crash. Harmless when it has ended already."""
+        """Send SIGKILL, like a crash. Does nothing if the daemon has ended already."""
         return self.signal_and_wait(signal.SIGKILL, STOP_TIMEOUT_SECONDS)
 
     def signal_and_wait(self, number: signal.Signals, timeout: float) -> Stopped:
         process = self.process
         started = time.monotonic()
         if process.poll() is None:
-            # Under a wrapper the daemon is a child; the wrapper itself stands in between.
+            # With a wrapper, the daemon is a child of the wrapper.
             os.kill(self.pid, number)
         return self.wait(timeout, started)
 
     def wait(self, timeout: float, started: float | None = None) -> Stopped:
-        """Until the process has ended by itself or by a signal sent before."""
+        """Wait until the process has ended by itself, or by a signal that was sent before."""
         process = self.process
         started = time.monotonic() if started is None else started
         try:
@@ -228,7 +230,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """The daemon's own process, also under a wrapper."""
+        """Return the process id of the daemon itself, even with a wrapper."""
         process = self.process
         return (
             process.pid if isinstance(process, Forked) else wrapped_pid(process.pid, self.wrapper)
@@ -272,7 +274,7 @@ class Daemon:
         return "\n".join(self.log.splitlines()[-lines:])
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body of an HTTP GET."""
+        """Return status and body of an HTTP GET."""
         connection = http.client.HTTPConnection(self.http_address, timeout=10)
         try:
             connection.request("GET", path)
@@ -282,7 +284,8 @@ class Daemon:
             connection.close()
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum of the samples of `name` that bear these labels; KeyError when there is none."""
+        """Return the sum of the samples of `name` with these labels. Raises KeyError if there is no
+        such sample."""
         values = []
         for line in self.get("/metrics")[1].splitlines():
             series, _, value = line.rpartition(" ")
@@ -302,7 +305,7 @@ class Daemon:
 
     @property
     def peak_rss_bytes(self) -> int:
-        """The most since the start, or since `reset_peak_rss`."""
+        """Return the largest memory size since the start, or since `reset_peak_rss`."""
         return status_bytes(self.pid, "VmHWM")
 
     def reset_peak_rss(self) -> None:
@@ -310,7 +313,7 @@ class Daemon:
 
     @property
     def cpu_seconds(self) -> float:
-        """User and system time, worker processes included."""
+        """Return the user and system time, including worker processes."""
         return cpu_seconds(self.pid)
 
     # --- inner ----------------------------------------------------------------------

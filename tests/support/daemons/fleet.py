@@ -1,7 +1,8 @@
-"""Three streams under load, each with another life: plain, compacted by key, short-lived.
+"""Three streams under load with different settings: plain, compacted by key, and with short
+retention.
 
-What runs beside the appends in a daemon (rolls, compaction, re-batching, retention, checkpoints)
-runs here with the smallest limits, so that a crash at any moment meets some of it.
+The background work of a daemon (rolls, compaction, re-batching, retention, checkpoints) runs with
+the smallest limits, so that a crash at any moment interrupts some of this work.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 
 class Fleet:
-    """Publishers and books for the three streams, on subjects below `prefix`."""
+    """The publishers and recorded results of the three streams, on subjects below `prefix`."""
 
     def __init__(self, port: int, prefix: str, durability: str = "fsync") -> None:
         self.durability = durability
@@ -72,7 +73,7 @@ class Fleet:
             ledger.start()
 
     def finish(self, daemon: Daemon) -> None:
-        """Stop publishing and wait until readers may see all of it."""
+        """Stop publishing, and wait until all messages can be read."""
         for ledger in self.ledgers.values():
             ledger.finish()
         for name in STREAMS:
@@ -101,12 +102,14 @@ class Fleet:
         disk_died: bool = False,
         unreadable: Mapping[str, Set[int]] | None = None,
     ) -> None:
-        """Every stream against its books; what was lost rightly once may stay lost. `unreadable`
-        are the offsets, by stream, that lie on pages which the disk does not give: readers have
-        to be told of each that is missing, and no other may be.
+        """Check every stream against its recorded results. Records whose loss was once allowed may
+        stay lost. `unreadable` are the offsets, by stream, on pages that the disk does not return.
+        Readers must get an error for each of these that is missing, and no other record may be
+        missing.
 
-        Publishers take it easy meanwhile: what they publish is read in all rounds that follow, and
-        a campaign whose rounds get longer the longer they get does not end.
+        Publishers send slowly during the check, because all later rounds have to read their
+        messages. Without this, each round would take longer than the one before, and a campaign
+        would never end.
         """
         for ledger in self.ledgers.values():
             ledger.ease(True)
@@ -150,7 +153,7 @@ class Fleet:
             self._lost[name].update(lost)
             if self.durability == "fsync":
                 assert not found.damaged, (name, found.damaged, describe(daemon, name))
-                # A torn tail that was never acked can cost offsets, and is reported.
+                # Offsets of a torn tail that was never acked may be skipped, and are reported.
                 reasons = {bad["reason"] for bad in describe(daemon, name).quarantined}
                 assert reasons <= {SKIPPED}, name
 

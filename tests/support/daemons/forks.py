@@ -1,14 +1,14 @@
 """Processes of tests, forked from a Python that has imported the daemon already.
 
-To start a Python that imports the daemon takes 0.7 s of processor time, and the tests start
-hundreds. `Forked` asks a server, one for each process that runs tests, which has all modules and
-forks. What only a start from nothing shows (the interpreter, the imports, variables that it reads
-before them) is for tests that use `subprocess`, or `Daemon(fresh=True)`.
+Starting a Python process that imports the daemon takes 0.7 s of processor time, and the tests start
+hundreds of processes. So each process that runs tests has a server, which has imported all modules.
+`Forked` lets this server fork. Tests of a complete start (the interpreter, the imports, variables
+that it reads before them) use `subprocess` or `Daemon(fresh=True)`.
 
-The server runs this module as a program. It gives each child a socket: there the child says its
-process id and the server how it ended, once it has ended. Until that is heard it stays a zombie, as
-any child would, so that signals reach no other process. When the tests end, the server sees the end
-of their socket, and ends all that it has forked.
+The server runs this module as a program. Each child gets a socket. Over this socket, the child
+sends its process id, and the server later sends the exit status of the child. Until the status is
+read, the ended child stays a zombie, so that signals reach no other process. When the tests end,
+their socket is closed, and the server ends all its children.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ _allowed = False
 
 
 def allow() -> None:
-    """tests/conftest.py does. A benchmark starts what it measures from nothing."""
+    """Allow forks in this process; called by tests/conftest.py. A benchmark starts its programs
+    without forks."""
     global _allowed
     _allowed = sys.platform == "linux"
 
 
 def can_fork(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether `Forked` may be used for a Python in this environment: would it start as ours?"""
+    """Return True if `Forked` may be used for a Python in this environment, because it would start
+    like this one."""
     return _allowed and _read_at_start(environ) == _read_at_start(os.environ)
 
 
@@ -64,11 +66,11 @@ def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class Forked:
-    """A process of its own session, with what tests use of `subprocess.Popen`. It reads nothing and
-    writes to `output`. `arguments` are those of `liftlog`; or, with `program`, of that file.
-    `boot_id` is a file that it finds instead of the system's boot id, as after a reboot; `network`
-    is the file of the network namespace that it runs in. Both need root. `clock` is the file of a
-    `ShiftedClock`."""
+    """A process in its own session, with the methods of `subprocess.Popen` that tests use. It has
+    no input, and writes to `output`. `arguments` are the arguments of `liftlog` or, with `program`,
+    of that file. `boot_id` is a file that replaces the system's boot id, as after a reboot.
+    `network` is the file of the network namespace in which the process runs. Both need root.
+    `clock` is the file of a `ShiftedClock`."""
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class Forked:
                     self.returncode = self._number()
                 except BlockingIOError:
                     return None
-                # The answer is the end of the socket: the zombie is gone.
+                # The end of the socket shows that the zombie is gone.
                 self._told.setblocking(True)
                 self._told.shutdown(socket.SHUT_WR)
                 self._told.recv(1)
@@ -145,7 +147,8 @@ def _started_server() -> socket.socket:
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "support.daemons.forks", str(theirs.fileno())],
-            # One thread, for what forks must have no others. It calculates nothing.
+            # Only one thread, because a process that forks must have no other threads. The server
+            # calculates nothing with numpy.
             env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
             cwd=REPOSITORY,
             pass_fds=[theirs.fileno()],
@@ -176,14 +179,14 @@ class _Child:
         self.ended = os.pidfd_open(pid)
 
     def tell(self) -> None:
-        """How it ended; it stays a zombie."""
+        """Send the exit status of the child, which stays a zombie until then."""
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert found is not None
         is_exit = found.si_code == os.CLD_EXITED
         code = found.si_status if is_exit else -found.si_status
         try:
             self.told.send(b"%d" % code)
-        except BrokenPipeError:  # no one waits for it
+        except BrokenPipeError:  # nobody waits for the status
             pass
 
     def close(self) -> None:
@@ -192,7 +195,8 @@ class _Child:
 
 
 def _serve(control: socket.socket) -> list[str]:
-    """Forks until the tests have ended. Returns in the children alone: what they are to run."""
+    """Fork until the tests have ended. Returns only in the children: the arguments that they
+    run."""
     children: dict[int, _Child] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ, None)
@@ -257,7 +261,7 @@ def _become(request: Mapping[str, object], told: socket.socket, output: int) -> 
     if request["program"] is not None:
         program = str(request["program"])
         os.execv(program, [program, *arguments])
-    # As `python -m liftlog` would have them.
+    # The same values as with `python -m liftlog`.
     sys.argv = [str(REPOSITORY / "liftlog" / "__main__.py"), *arguments]
     sys.path[0] = os.getcwd()
     sys.path.remove(_TESTS)
@@ -265,14 +269,14 @@ def _become(request: Mapping[str, object], told: socket.socket, output: int) -> 
 
 
 def _show_boot_id(path: str) -> None:
-    """In place of the system's, to this process and its children."""
+    """Replace the system's boot id by this file, for this process and its children."""
     _libc("unshare", _CLONE_NEWNS)
     _libc("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     _libc("mount", os.fsencode(path), b"/proc/sys/kernel/random/boot_id", None, _MS_BIND, None)
 
 
 def enter_network(place: Path) -> None:
-    """This thread, and what it starts, is in the network namespace of this file from here on."""
+    """Move this thread, and processes that it starts, to the network namespace of this file."""
     with place.open("rb") as file:
         _libc("setns", file.fileno(), _CLONE_NEWNET)
 
@@ -287,14 +291,14 @@ def main() -> None:
     from liftlog.cli import root, serve  # noqa: F401
     from liftlog.server import daemon, late_parts  # noqa: F401
 
-    # `serve` imports the daemon when it runs, and the daemon imports these parts later. Hundreds of
-    # forks would each do it again, which takes a tenth of a second.
+    # `serve` imports the daemon when it runs, and the daemon imports these modules later. Without
+    # this import, each of hundreds of forks would import them, which takes a tenth of a second.
     late_parts.import_http()
     late_parts.jetstream_api()
 
     assert threading.active_count() == 1
     control = socket.socket(fileno=int(sys.argv[1]))
-    # What a child's collector walks, it copies.
+    # The garbage collector of a child would copy the memory pages of all objects that it visits.
     gc.collect()
     gc.freeze()
     command.main(_serve(control))

@@ -1,10 +1,11 @@
-"""Proxies between the nodes of a cluster that do to answers what no network should: they delay
-them, cut them in the middle, send them twice or in another order, and replay old ones.
+"""Proxies between the nodes of a cluster that disturb answers in ways that a network should not:
+they delay answers, cut them in the middle, send them twice or in another order, and replay old
+ones.
 
-An old answer gets the id of the request that is under way, so that its receiver takes it for the
-answer: it has to see from what the answer repeats of its request that it is another one's. The
-right one comes after it, to a request that has been answered. (Only the id tells of which stream an
-answer is, so those of other streams are not replayed.)
+A replayed answer gets the id of the open request, so that its receiver treats it as the answer. The
+receiver must detect, by the fields that the answer repeats from its request, that it belongs to
+another request. The right answer follows, when the request counts as answered. (Only the id shows
+the stream of an answer, so answers of other streams are not replayed.)
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class Frame(NamedTuple):
 
 
 class FrameProxy:
-    """Before one node. `target` is where it listens; None refuses connections. While it `is_bad`,
-    about every tenth answer to a follower gets one of FAULTS, counted in `done`."""
+    """A proxy in front of one node. `target` is the address of the node; None refuses connections.
+    While `is_bad` is true, about every tenth answer to a follower gets one of FAULTS, counted in
+    `done`."""
 
     def __init__(self, seed: int) -> None:
         self.target: str | None = None
@@ -47,7 +49,7 @@ class FrameProxy:
         self._old: dict[str, deque[Frame]] = defaultdict(lambda: deque(maxlen=_KEPT_ANSWERS))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, to its end."""
+        """Forward one connection until its end."""
         ends = [writer]
         try:
             if self.target is not None:
@@ -118,7 +120,7 @@ async def _read(reader: asyncio.StreamReader) -> Frame:
 
 @asynccontextmanager
 async def frame_proxies(count: int, seed: int) -> AsyncIterator[list[FrameProxy]]:
-    """Each listens at its `address`."""
+    """Start proxies. Each listens at its `address`."""
     proxies = [FrameProxy(seed + number) for number in range(count)]
     tasks: set[asyncio.Task[None]] = set()
     servers = []

@@ -1,4 +1,4 @@
-"""The HTTP port with nothing behind it but what a test puts there."""
+"""The HTTP port, with only the parts behind it that a test provides."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def _nothing() -> dict[str, Reading]:
 
 
 def make_parts(pull: PullServer, appender: Any) -> Parts:
-    """Of the web page, on top of the broker of a test."""
+    """Make the parts of the web page, on top of the broker of a test."""
     shared = pull.services
     broker, descriptions = shared.broker, Descriptions(shared.broker)
     health, sessions = Healthy(), Sessions()
@@ -87,7 +87,8 @@ async def http_port(
     guard: ConnectionGuard | None = None,
     appender: Any = None,
 ) -> AsyncIterator[tuple[HttpServer, str, list[str]]]:
-    """The server, its URL, and the streams for which something would have changed."""
+    """Start the server. Yields the server, its URL, and a list of the streams for which changes
+    were reported."""
     changed: list[str] = []
 
     async def truncate(stream: str, offset: int) -> None:
@@ -115,7 +116,7 @@ async def http_port(
 
 
 def routes_of(server: HttpServer) -> list[tuple[str, str]]:
-    """(method, path) of each route, from the port itself."""
+    """Return (method, path) of each route of this server."""
     return [
         (route.method, route.resource.canonical)
         for route in server._runner.app.router.routes()
@@ -124,8 +125,8 @@ def routes_of(server: HttpServer) -> list[tuple[str, str]]:
 
 
 async def routes_of_daemon(pull: PullServer) -> list[tuple[str, str]]:
-    """(method, path) of each route of a daemon's port on which everything is mounted, as the
-    daemon puts it together."""
+    """Return (method, path) of each route of a daemon's port with all parts, mounted as the daemon
+    does it."""
     chosen = ["allow_anonymous=true", "http.listen=127.0.0.1:0", "http.log_api=true"]
     broker = Mock()
     broker.intake.ingested.return_value.chunks = 0

@@ -1,6 +1,6 @@
-"""`liftlog serve` with one condition of every kind, to see where each is shown.
+"""`liftlog serve` with one condition of every kind, to test where each is shown.
 
-Everything else of that daemon is as always. The words of a condition are those of `words_of`.
+Everything else in this daemon works as usual. `words_of` defines the texts of the conditions.
 """
 
 from __future__ import annotations

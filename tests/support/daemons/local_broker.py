@@ -1,4 +1,4 @@
-"""A broker on a directory, without NATS: messages are handed to its streams."""
+"""A broker on a directory, without NATS. Tests pass messages to its streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from liftlog.settings import Settings
 
 
 class FailingFileSystem(OsFileSystem):
-    """Fails the calls on paths that were named."""
+    """A file system that fails the calls on the given paths."""
 
     def __init__(self) -> None:
         self.failing: dict[str, str] = {}
@@ -40,7 +40,8 @@ class FailingFileSystem(OsFileSystem):
 
 
 class OffsetClock(SystemClock):
-    """The real time, plus what a test lets pass, plus what the wall clock jumps."""
+    """A clock with the real time, plus the time that a test lets pass, plus the jumps of the wall
+    clock."""
 
     def __init__(self) -> None:
         self.ahead_ns = 0
@@ -81,7 +82,7 @@ class Running:
         await host.drained()
 
     async def put(self, name: str, pairs: Iterable[tuple[str, bytes]]) -> StreamHost:
-        """Publish keys and values, as one group."""
+        """Publish keys and values as one group."""
         host = self.broker.hosts[name]
         found = list(pairs)
         headers = [b"NATS/1.0\r\nLiftlog-Key: %b\r\n\r\n" % key.encode() for key, _ in found]

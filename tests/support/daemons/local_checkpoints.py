@@ -1,4 +1,4 @@
-"""The daemon's real checkpoints over a disk that does as a test says."""
+"""The daemon's real checkpoints on a disk that a test controls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from liftlog.server.checkpoints.table import CheckpointTable
 
 
 class LocalOffsets:
-    """Durable at once, unless `held` (then on `release`), or refused with `error`."""
+    """Offsets that become durable at once. While `held`, they become durable on `release`; with
+    `error`, they are refused."""
 
     failure = ""
 
@@ -55,7 +56,7 @@ def serve_checkpoints(broker: Any) -> LocalOffsets:
 
 
 class NoGroups:
-    """What pages are told of a daemon without consumer groups."""
+    """Groups for pages of a daemon without consumer groups."""
 
     def page(self, may_read: Any, **_: Any) -> tuple[list[Any], None]:
         return [], None

@@ -1,4 +1,4 @@
-"""A cleaner on real logs whose jobs run in a thread of the test."""
+"""A cleaner on real logs. Its jobs run in a thread of the test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPACTED: dict[str, Any] = {
 
 
 class LocalWorker(Worker):
-    """Runs the jobs, remembers them, and fails when it is told to."""
+    """Runs the jobs and records them. A test can make it fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class LocalWorker(Worker):
 
 
 class Cleaning:
-    """A broker, its cleaner, and the worker between them. Rounds are run by the test."""
+    """A broker, its cleaner, and the worker of the cleaner. The test runs the rounds."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.running = Running(directory)
@@ -80,7 +80,7 @@ class Cleaning:
         self.running.broker.hosted.compactor = self.cleaner
 
     async def stream(self, name: str, records: int, keys: int, **changes: Any) -> None:
-        """With sealed segments of about 4 KiB."""
+        """Create a stream with sealed segments of about 4 KiB."""
         settings = COMPACTED | {"segment": {"max_bytes": "4KiB"}} | changes
         await self.running.broker.create_stream(name, settings)
         for first in range(0, records, 10):
@@ -88,22 +88,22 @@ class Cleaning:
             await self.running.put(name, pairs)
 
     async def round(self) -> bool:
-        """One round of the cleaner; True if there is more to do at once."""
+        """Run one round of the cleaner. Returns True if another round is due at once."""
         return await self.cleaner._round()
 
     def remembered(self) -> list[str]:
-        """The streams of which the cleaner keeps a state."""
+        """Return the streams whose state the cleaner stores."""
         return [host.name for host in self.cleaner._states]
 
     def judge_readers_by(self, clock: Callable[[], float]) -> None:
-        """By this clock leases end whose readers report nothing."""
+        """Use this clock to end leases whose readers send no reports."""
         self.running.broker.administration.leases._monotonic = clock
 
     def state(self, name: str) -> Any:
         return self.cleaner.state_of(self.running.broker.hosts[name])
 
     def read(self, name: str) -> dict[bytes, int]:
-        """The newest offset of each key; checks that each key is there once below
+        """Return the newest offset of each key. Checks that each key occurs once below
         `cleaned_below`."""
         log = self.running.broker.hosts[name].log
         found: dict[bytes, int] = {}

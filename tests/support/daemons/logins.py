@@ -1,4 +1,4 @@
-"""Principals of every kind, and who the daemon takes a client for."""
+"""Principals of every kind, and the principal that the daemon assigns to a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, and what is served there, for tests that block."""
+"""An event loop in a thread of its own, with a server, for tests that block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _WAIT_SECONDS = 30
 
 
 class LoopThread(Generic[Served]):
-    """Use in `with`. `serving` is entered and left in the thread; `served` is what it gave."""
+    """Use in `with`. The context manager `serving` is entered and left in the thread; `served` is
+    its value."""
 
     served: Served
 
@@ -31,7 +32,7 @@ class LoopThread(Generic[Served]):
         self._thread = threading.Thread(target=self._run, name=name)
 
     def do(self, what: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Run it on the loop, and wait for it."""
+        """Run a coroutine on the loop, and wait for its result."""
 
         async def done() -> Result:
             return await what()
@@ -39,7 +40,7 @@ class LoopThread(Generic[Served]):
         return asyncio.run_coroutine_threadsafe(done(), self._loop).result(_WAIT_SECONDS)
 
     def call(self, what: Callable[[], Result]) -> Result:
-        """The same for a function that does not wait."""
+        """Run a function on the loop that does not wait."""
 
         async def called() -> Result:
             return what()

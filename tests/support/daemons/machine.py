@@ -1,4 +1,4 @@
-"""A daemon on a machine that can lose its power."""
+"""A daemon on a machine that can lose power."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.disks.losefs import LoseFsHandle, Reboots
 
 
 class Machine:
-    """A daemon whose data lie on the forgetful disk; it can lose power and come up again."""
+    """A daemon whose data are on the forgetful disk. The machine can lose power and start again."""
 
     def __init__(self, server: NatsServer, disk: LoseFsHandle, settings: dict[str, Any]) -> None:
         self.disk = disk
@@ -30,11 +30,12 @@ class Machine:
         self.daemon.data_dir = data_dir
 
     def lose_power(self, seed: int, *, reboot: bool = True) -> None:
-        """It may have gone already, by `cut_after`. Without `reboot` only the volume goes, and what
-        was not synced with it, as one that is taken away by force."""
+        """Cut the power, unless `cut_after` has done it already. Without `reboot`, only the volume
+        fails and loses its unsynced data, as if it were detached by force."""
         self.disk.cut("none" if seed % 4 == 0 else "some", seed)
         self.daemon.kill()
-        # No one hears what a daemon logs on a machine without power; kept for debugging.
+        # The log of a daemon on a machine without power counts for nothing; it is kept for
+        # debugging.
         self._cuts += 1
         self.daemon.log_path.rename(self.daemon.log_path.with_suffix(f".{self._cuts}.log"))
         if reboot:
@@ -42,12 +43,13 @@ class Machine:
         self.disk.mount()
 
     def start(self, chance: random.Random) -> None:
-        """Now and then the power goes again before the recovery is over."""
+        """Start again. With the probability `chance`, the power fails again before the recovery
+        ends."""
         if chance.random() < 0.4:
             self.daemon.spawn()
             self.disk.cut_after(chance.randint(1, 40))
             until(lambda: not self.disk.mounted or not self.daemon.running or self.ready, PATIENCE)
-            self.disk.cut_after(None)  # the daemon may have been quicker
+            self.disk.cut_after(None)  # the daemon may have been faster
             if not self.disk.mounted:
                 self.lose_power(chance.randrange(1 << 30))
                 self.daemon.start()

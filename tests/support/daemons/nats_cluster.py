@@ -1,4 +1,4 @@
-"""Some nats-servers that form a cluster."""
+"""Several nats-servers that form a cluster."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class NatsCluster:
-    """Use as a context manager; `servers` are started and know each other. Their files lie below
-    `directory`, which stays, or in a temporary one. `links` are between them if given. If there is
-    a `network`, each is on one of its machines: on these `machines`, or on all. Clients of one
-    server are told of the others if they are `advertised`."""
+    """Use as a context manager. It starts `servers` that know each other. Their files are below
+    `directory`, which is kept, or in a temporary one. `links` connect them if given. With a
+    `network`, each server runs on one of its machines: on these `machines`, or on all. If the
+    servers are `advertised`, a client of one server gets the addresses of the others."""
 
     def __init__(
         self,
@@ -75,15 +75,15 @@ class NatsCluster:
         ]
 
     def wait_formed(self) -> None:
-        """Until what is published on one server reaches subscribers on each other one."""
+        """Wait until a message on one server reaches subscribers on each other server."""
         for first in self.servers:
             for second in self.servers:
                 if first is not second:
                     _wait_route(first, second)
 
     def wait_healthy(self, timeout: float = 120.0) -> None:
-        """Until no server has a stream of JetStream to catch up with. Another fault before that may
-        leave no server that can be elected."""
+        """Wait until no server has a stream of JetStream that must catch up. After another fault
+        before that, there may be no server that can be elected."""
         deadline = time.monotonic() + timeout
         for server in self.servers:
             while not server.is_healthy():
@@ -109,7 +109,8 @@ class NatsCluster:
 
 
 def wait_replicated(servers: Sequence[NatsServer], stream: str, timeout: float = 120.0) -> None:
-    """Until this stream of JetStream has a leader, and its replicas have what the leader has."""
+    """Wait until this stream of JetStream has a leader, and its replicas have all data of the
+    leader."""
     deadline = time.monotonic() + timeout
     while True:
         found: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""Connections between nats-servers of a cluster that can be interrupted, one way or both."""
+"""Connections between the nats-servers of a cluster that can be interrupted in one or both
+directions."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ _PIECE_BYTES = 65536
 
 
 class NatsLinks:
-    """`ports[i, j]` is where server i reaches server j. What is sent over an interrupted link
-    waits, as in TCP, and so do new connections."""
+    """`ports[i, j]` is the port at which server i reaches server j. Data and new connections on an
+    interrupted link wait, as in TCP."""
 
     def __init__(self, size: int) -> None:
         self._pairs = list(permutations(range(size), 2))
@@ -30,7 +31,7 @@ class NatsLinks:
         self.heal()
 
     def connect(self, targets: list[int]) -> None:
-        """The ports at which the servers take routes."""
+        """Set the ports at which the servers accept routes."""
         self._targets = targets
 
     async def close(self) -> None:
@@ -46,14 +47,14 @@ class NatsLinks:
             event.set()
 
     def isolate(self, number: int, *, hears: bool = False, is_heard: bool = False) -> None:
-        """Nothing reaches the server, unless it `hears`; nothing comes from it, unless it
-        `is_heard`."""
+        """Isolate a server. With `hears` it still receives data, and with `is_heard` others still
+        receive its data."""
         for sender, receiver in self._pairs:
             if (sender == number and not is_heard) or (receiver == number and not hears):
                 self._open[sender, receiver].clear()
 
     def separate(self, one: int, other: int) -> None:
-        """These two, while both reach the others."""
+        """Interrupt the link between two servers. Both still reach the other servers."""
         self._open[one, other].clear()
         self._open[other, one].clear()
 

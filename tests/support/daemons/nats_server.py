@@ -1,4 +1,4 @@
-"""A real nats-server for tests: on loopback, a free port, gone when the test process is."""
+"""A real nats-server for tests, on loopback and a free port. It ends with the test process."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _RELOADED = "Reloaded server configuration"
 class NatsServer:
     """Use as a context manager, or `start()` and `stop()`.
 
-    `restart()` comes back on the same port with the same store; no other process takes that port
-    while the server is down. `jetstream=True` keeps its
-    files below `directory`; `sync_always=True` fsyncs each message there.
+    `restart()` uses the same port and the same store; no other process takes the port while the
+    server is down. With `jetstream=True` its files are below `directory`, and with
+    `sync_always=True` it fsyncs each message.
     """
 
     def __init__(
@@ -48,8 +48,9 @@ class NatsServer:
         network: Path | None = None,
         **config: Any,
     ) -> None:
-        """`wrapper` is put before the command (strace and its options, absolute path first). `host`
-        is the address at which it listens, `network` the file of its network namespace."""
+        """`wrapper` is put before the command (strace and its options, beginning with an absolute
+        path). `host` is the address at which the server listens, `network` the file of its network
+        namespace."""
         self._temporary = None
         if directory is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="nats-server-")
@@ -96,7 +97,7 @@ class NatsServer:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def start(self) -> NatsServer:
-        """Returns once the server has greeted a connection."""
+        """Start the server. Returns when the server has greeted a connection."""
         assert self._process is None, "already started"
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._port is None and "listen" not in self._config:
@@ -104,7 +105,7 @@ class NatsServer:
         self._started_on = self._port
         config = self._write_config()
         command = [str(find_nats_server()), "-c", str(config)]
-        if self._wrapper:  # which must not leave the server behind when it is killed
+        if self._wrapper:  # if the wrapper is killed, the server must end, too
             command = [*self._wrapper, *tied_to_parent(command, parent=0)]
         process = _spawn(command, self._network)
         self._process = process
@@ -122,25 +123,25 @@ class NatsServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """SIGTERM and wait; does nothing when it is not running."""
+        """Send SIGTERM and wait. Does nothing if the server is not running."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL: as a crash of the server."""
+        """Send SIGKILL, like a crash of the server."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> NatsServer:
-        """Stop if running, then start on the same port."""
+        """Stop the server if it is running, and start it on the same port."""
         self.stop()
         return self.start()
 
     def configure(self, **config: Any) -> None:
-        """Change what the next start reads."""
+        """Change the configuration for the next start."""
         self._config |= config
 
     def reload(self, **config: Any) -> None:
-        """Change the configuration of the running server, as an operator does: SIGHUP. Returns when
-        the server has read it."""
+        """Change the configuration of the running server by SIGHUP, as an operator does. Returns
+        when the server has read it."""
         self._config |= config
         before = self.log.count(_RELOADED)
         self._write_config()
@@ -148,28 +149,30 @@ class NatsServer:
         self._await_log(lambda log: log.count(_RELOADED) > before, "did not reload")
 
     def lame_duck(self) -> None:
-        """As `nats-server --signal ldm`: no new connections; those that there are get told, and
-        are closed after `lame_duck_grace_period`, in `lame_duck_duration`."""
+        """Enter lame duck mode, like `nats-server --signal ldm`. The server accepts no new
+        connections. It notifies existing clients, and closes their connections after
+        `lame_duck_grace_period`, in `lame_duck_duration`."""
         os.kill(self.pid, signal.SIGUSR2)
         self._await_log(lambda log: "Entering lame duck mode" in log, "has no lame duck mode")
 
     def connections(self) -> int:
-        """How many clients are connected; the configuration needs `http`."""
+        """Return the number of connected clients. The configuration needs `http`."""
         with self._monitor("varz") as answer:
             return int(json.load(answer)["connections"])
 
     def subjects(self) -> set[str]:
-        """What its clients are subscribed to; needs `http` too."""
+        """Return the subjects to which its clients are subscribed. Needs `http`, too."""
         with self._monitor("connz?subs=1") as answer:
             found = json.load(answer)["connections"]
         return {subject for one in found for subject in one.get("subscriptions_list", ())}
 
     def is_healthy(self) -> bool:
-        """Whether it has all that it should have of JetStream; needs `http` too."""
+        """Return True if the server has all JetStream data that it should have. Needs `http`,
+        too."""
         try:
             with self._monitor("healthz"):
                 return True
-        except OSError:  # also an answer of 503
+        except OSError:  # also for an answer with status 503
             return False
 
     def _monitor(self, page: str) -> Any:
@@ -177,7 +180,7 @@ class NatsServer:
         return urllib.request.urlopen(f"http://{self.host}:{port}/{page}", timeout=5)
 
     def wait_ended(self, timeout: float = 60.0) -> None:
-        """Until the server has ended by itself."""
+        """Wait until the server has ended by itself."""
         assert self._process is not None
         self._process.wait(timeout)
         self.stop()
@@ -198,11 +201,11 @@ class NatsServer:
             time.sleep(0.01)
 
     def pause(self) -> None:
-        """Freeze the server (SIGSTOP): connections stay up, nothing moves."""
+        """Stop the server by SIGSTOP. Connections stay open, and the server does nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + 10
-        while not _is_stopped(self._process.pid):  # each of its threads has to notice
+        while not _is_stopped(self._process.pid):  # each of its threads has to stop
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
@@ -253,9 +256,9 @@ def _end(
     number: signal.Signals = signal.SIGKILL,
     pid: int | None = None,
 ) -> None:
-    """`pid` is the one to signal when it is not `process` itself."""
+    """End a process. `pid` is the process to signal if it is not `process` itself."""
     if process.poll() is None:
-        os.kill(pid or process.pid, signal.SIGCONT)  # a frozen one would not hear SIGTERM
+        os.kill(pid or process.pid, signal.SIGCONT)  # a stopped process does not handle SIGTERM
         os.kill(pid or process.pid, number)
     try:
         process.wait(timeout=10)

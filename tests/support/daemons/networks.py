@@ -1,9 +1,9 @@
-"""A network of machines on this one: each has a network namespace of its own, and the lines between
-them can be cut, in one direction or in both.
+"""A network of machines on this machine. Each has its own network namespace, and the lines between
+them can be cut in one or both directions.
 
-A cut line loses packets silently, as a broken switch does: neither end hears of it, and what TCP
-had under way is sent again when the line is mended. The sender gets a hardware address for the
-receiver that no machine has; nothing but iproute2 is needed. The tests' own process is connected to
+A cut line loses packets silently, like a broken switch: neither end gets an error, and TCP sends
+its data again when the line is repaired. For a cut line, the sender gets a hardware address of the
+receiver that no machine has. Only iproute2 is needed. The process of the tests is connected to
 every machine, and its lines are never cut.
 """
 
@@ -33,12 +33,12 @@ _numbers = itertools.count()
 
 
 class Network:
-    """Use as a context manager; skips the test where namespaces cannot be made."""
+    """Use as a context manager. Skips the test if namespaces cannot be created."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         number = (os.getpid() * 8 + next(_numbers)) % (1 << 16)
-        # Addresses that are set aside for tests of networks, 198.18.0.0/15.
+        # Addresses reserved for network tests, 198.18.0.0/15.
         self._prefix = f"198.{18 + number % 2}.{number // 2 % 256}"
         self._device = f"net{number}"
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
@@ -46,20 +46,20 @@ class Network:
         self._stack = ExitStack()
 
     def host(self, name: str) -> str:
-        """The address of a machine."""
+        """Return the address of a machine."""
         return f"{self._prefix}.{self.names.index(name) + 1}"
 
     @property
     def tests_host(self) -> str:
-        """The address of the tests' own process, on this network."""
+        """Return the address of the process of the tests in this network."""
         return f"{self._prefix}.254"
 
     def place(self, name: str) -> Path:
-        """The namespace of a machine, for `Forked`."""
+        """Return the namespace of a machine, for `Forked`."""
         return Path(f"/proc/{self._holders[name].pid}/ns/net")
 
     def socket(self, name: str, kind: socket.SocketKind) -> socket.socket:
-        """A socket of that machine."""
+        """Return a socket of this machine."""
         made: list[socket.socket] = []
 
         def make() -> None:
@@ -74,20 +74,20 @@ class Network:
     # --- lines ---
 
     def cut(self, sender: str, receiver: str) -> None:
-        """What this one sends to that one is lost."""
+        """Lose all packets from `sender` to `receiver`."""
         self._cut.add((sender, receiver))
         neighbour = (self.host(receiver), "lladdr", _NO_MACHINE, "dev", "eth0", "nud", "permanent")
         self._ip(sender, "neigh", "replace", *neighbour)
 
     def isolate(self, name: str, *, hears: bool = False, is_heard: bool = False) -> None:
-        """Nothing reaches the machine, unless it `hears`; nothing comes from it, unless it
-        `is_heard`."""
+        """Isolate a machine. With `hears` it still receives packets, and with `is_heard` others
+        still receive its packets."""
         for sender, receiver in permutations(self.names, 2):
             if (sender == name and not is_heard) or (receiver == name and not hears):
                 self.cut(sender, receiver)
 
     def separate(self, one: str, other: str) -> None:
-        """These two, while both reach the others."""
+        """Cut the line between two machines. Both still reach the other machines."""
         self.cut(one, other)
         self.cut(other, one)
 
@@ -132,14 +132,15 @@ class Network:
         _run("ip", "link", "set", self._device, "up")
 
     def _connect(self, port: str, device: str, name: str | None) -> None:
-        """A line from the switch to a machine, or to the tests."""
+        """Create a line from the switch to a machine, or to the tests."""
         pid = os.getpid() if name is None else self._holders[name].pid
         peer = ("peer", "name", device, "netns", str(pid))
         self._ip(_SWITCH, "link", "add", port, "type", "veth", *peer)
         self._ip(_SWITCH, "link", "set", port, "master", "bridge", "up")
 
     def _end(self) -> None:
-        # Devices go with the namespace of their other end, once no process has it any more.
+        # A device is removed with the namespace of its other end, when no process uses this
+        # namespace.
         for holder in self._holders.values():
             holder.kill()
         for holder in self._holders.values():
@@ -150,7 +151,7 @@ class Network:
 
 
 def _hold_namespace() -> subprocess.Popen[bytes]:
-    """A process that has a new network namespace; both end with this thread."""
+    """Start a process with a new network namespace. Both end with this thread."""
     unshare = shutil.which("unshare")
     assert unshare is not None
     holder = subprocess.Popen(tied_to_parent([unshare, "--net", "sleep", "infinity"]))

@@ -1,4 +1,5 @@
-"""Runs the periodic work of a node when a test asks for it, and shows the state that it keeps."""
+"""Runs the periodic work of a node when a test requests it, and returns internal state of the
+node."""
 
 from __future__ import annotations
 
@@ -17,27 +18,27 @@ def replica_of(streams: ReplicatedStreams, name: str) -> Replica:
 
 
 def give_up(streams: ReplicatedStreams, record: StreamMetadata) -> None:
-    """As when its copy turns out to be of another history than this record."""
+    """Give up the copy, as if it had another history than this record."""
     streams.replicas.give_up(record.name, record)
 
 
 def succession_of(streams: ReplicatedStreams) -> Succession:
-    """State of a node that stands for election."""
+    """Return the state of a node that stands for election."""
     succession = streams.candidacy.succession
     assert succession is not None
     return succession
 
 
 def link_by(streams: ReplicatedStreams, link_to: Callable[[str], Any]) -> None:
-    """Reach the other nodes so from now on."""
+    """Reach the other nodes in this way from now on."""
     object.__setattr__(streams._node, "link_to", link_to)
 
 
 def is_asking(successors: Successors) -> bool:
-    """Whether the metadata store is being asked for the successor of a leader."""
+    """Return True if a request for a leader's successor to the metadata store is running."""
     return bool(successors._asking)
 
 
 def forget_gone(successors: Successors) -> None:
-    """Streams and epochs that the node has recorded as ended."""
+    """Drop the streams and epochs that the node has recorded as ended."""
     successors._gone.clear()

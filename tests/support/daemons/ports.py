@@ -1,7 +1,8 @@
 """Ports for servers of tests, each given to one process only.
 
-A port that the kernel chose can be taken by another connection as soon as the server that listens
-on it restarts, and a port that was found free can be found free again before its server listens.
+If the kernel has chosen a port, another connection can take this port when its server restarts. And
+if a test has found a free port, another test can find the same port before the server listens on
+it.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from pathlib import Path
 
 _LOWEST = 2048
 _kept: dict[int, int] = {}
-"""The ports that this process holds, each with the descriptor of its lock."""
+"""The ports of this process, each with the descriptor of its lock."""
 
 
 def lasting_ports(count: int) -> list[int]:
-    """Return free ports that no outgoing connection takes while their server is down.
+    """Return free ports that no outgoing connection uses while their server is down.
 
-    They are below the range of the kernel. A lock on a file of each port's name, held as long as
-    this process runs, keeps all other processes of tests away from it, and it is not returned
-    again.
+    They are below the range from which the kernel chooses ports. A lock on a file for each port,
+    held until this process ends, prevents that other processes of tests use the port. No port is
+    returned twice.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     span = first - _LOWEST
-    begin = os.getpid() * 61  # two processes look at other ports first
+    begin = os.getpid() * 61  # processes begin with different ports
     found: list[int] = []
     for step in range(span):
         if len(found) == count:

@@ -1,4 +1,4 @@
-"""What /proc says about processes; and how they are ended with all that they have started."""
+"""Reads data of processes from /proc, and ends processes with all their children."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def status_bytes(pid: int, field: str) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, its ended and its living children; 0 if it is gone."""
+    """Return the user and system time of a process and of its ended and running children; 0 if it
+    has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -44,7 +45,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def group_of(leader: int) -> dict[int, str]:
-    """The names of the living processes of a group, by process id."""
+    """Return the names of the running processes of a group, by process id."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -58,13 +59,13 @@ def group_of(leader: int) -> dict[int, str]:
 
 
 def wrapped_pid(pid: int, wrapper: object) -> int:
-    """The program's own process when `pid` may be a wrapper (strace) that runs it."""
+    """Return the process of the program itself, if `pid` may be a wrapper (strace) that runs it."""
     children = children_of(pid) if wrapper else []
     return children[0] if children else pid
 
 
 def kill_session(process: Process) -> None:
-    """Also what it left behind: it leads a session of its own."""
+    """Kill the session that a process leads, including processes that it has started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

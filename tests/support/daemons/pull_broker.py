@@ -1,4 +1,4 @@
-"""Real logs behind the pull server, without NATS: for tests of server and clients."""
+"""Real logs behind the pull server, without NATS, for tests of the server and the clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class CountingLog:
-    """A real log that knows which of its slices are not released."""
+    """A real log that counts its slices that are not released."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -107,7 +107,7 @@ class CountedSlice:
 
 
 class LoggedStream:
-    """A stream of the test broker: `append` wakes the readers that wait."""
+    """A stream of the test broker. `append` wakes the waiting readers."""
 
     def __init__(self, name: str, log: Log) -> None:
         self.name = name
@@ -121,7 +121,7 @@ class LoggedStream:
     async def exclusively(
         self, call: Callable[[], Result], *, reserve: DiskReserve | None = None
     ) -> Result:
-        """Nothing else writes this log."""
+        """Make a call while nothing else writes this log."""
         return call()
 
     def append(
@@ -133,7 +133,7 @@ class LoggedStream:
         keys: list[bytes | None] | None = None,
         headers: list[bytes] | None = None,
     ) -> None:
-        """One batch, durable and committed."""
+        """Append one batch, durable and committed."""
         items = list(values)
         log = self.real_log
         timestamp_ns = timestamp_ns or time.time_ns()
@@ -198,7 +198,7 @@ class LogBroker:
         self.settings: dict[str, dict[str, object]] = {}
         self.compaction: dict[str, object] = {}
         self.conditions = Conditions()
-        self.gate: asyncio.Event | None = None  # when set, create waits for it
+        self.gate: asyncio.Event | None = None  # if it exists, create waits for it
         stream: Any = self.stream
 
         async def copied(name: str) -> None:
@@ -210,7 +210,7 @@ class LogBroker:
 
     @property
     def catalog(self) -> Any:
-        """It belongs to no cluster."""
+        """The catalog. This broker belongs to no cluster."""
         return lone_catalog(self.streams)
 
     def led_stream(self, name: str) -> LoggedStream:
@@ -259,7 +259,7 @@ class LogBroker:
 
     @property
     def administration(self) -> Any:
-        """The leases, which are those of the daemon."""
+        """The administration. Its leases are those of the daemon."""
         return SimpleNamespace(leases=self._leases)
 
     def daemon_info(self, may_read: Any, conditions: Any = ()) -> DaemonInfo:
@@ -275,7 +275,7 @@ class LogBroker:
         stream.real_log.close()
 
     async def compact_stream(self, name: str) -> StreamInfo:
-        """Nothing compacts here; `compaction` is what a test put there."""
+        """Return the stream's description without a compaction. The test sets `compaction`."""
         self.compaction["requested"] = self.compaction.get("requested", 0) + 1
         return await self.describe_stream(name)
 
@@ -297,7 +297,8 @@ class LogBroker:
 
 @contextmanager
 def orders_broker(directory: Path) -> Iterator[LogBroker]:
-    """One stream `orders` with ten batches of ten records, offsets 1 to 100."""
+    """Yield a broker with one stream `orders`, which has ten batches of ten records, offsets 1 to
+    100."""
     broker = LogBroker(directory)
     stream = broker.add("orders", subject="orders.>")
     for first in range(1, 101, 10):
@@ -316,7 +317,7 @@ async def pull_server(
     policy: Policy | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[PullServer, str]]:
-    """A server on a free port and its address; closed at the end."""
+    """Yield a server on a free port and its address. The server is closed at the end."""
     server = PullServer(broker, limits, policy, tls)
     (address,) = await server.start([listen])
     try:

@@ -1,4 +1,4 @@
-"""State of a pull server about its clients that no answer and no metric shows."""
+"""Internal state of a pull server about its clients, which no answer and no metric contains."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ def unsent_bytes_of(connection: PullConnection) -> int:
 
 
 def is_reading(connection: PullConnection) -> bool:
-    """Whether it takes what its client sends."""
+    """Return True if the server reads data from this client."""
     return connection._reading
 
 
 def in_flight_of(server: PullServer) -> dict[str, InFlight]:
-    """The requests in flight of each principal that has a connection."""
+    """Return the requests in flight of each principal with a connection."""
     return {name: use.in_flight for name, use in server._uses.items()}
 
 
 def held_of(connection: PullConnection) -> tuple[int, int]:
-    """Bytes of frames that have not arrived whole, and the size of the memory that holds them."""
+    """Return the number of bytes of incomplete frames, and the size of the memory that holds
+    them."""
     frames: Any = connection._protocol._frames
     return frames._end - frames._start, len(frames._buffer)

@@ -1,5 +1,5 @@
-"""Streams behind a real pull server that runs in a thread, for clients that block or live in other
-processes. No NATS: tests append to the logs themselves."""
+"""Streams behind a real pull server that runs in a thread, for clients that block or run in other
+processes. There is no NATS: tests append to the logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from liftlog.log import LogConfig
 
 
 class ServedLogs:
-    """Use in `with`; `address` is where clients connect."""
+    """Use in `with`. `address` is the address for clients."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class ServedLogs:
     ) -> None:
         self.directory = directory
         self.broker = LogBroker(directory)
-        # Tests stamp records as they like, so age says nothing.
+        # Tests choose the timestamps of records, so ages have no meaning.
         self.broker.config = LogConfig(segment_max_bytes=segment_max_bytes, segment_max_age_ns=None)
         self.address = ""
         self._policy = policy
@@ -54,7 +54,7 @@ class ServedLogs:
         self.call(lambda: self.broker.stream(name).append(values, **fields))
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run it where the server runs, which reads the same logs."""
+        """Run a function in the thread of the server, which reads the same logs."""
         return self._thread.call(function)
 
     def __enter__(self) -> Self:

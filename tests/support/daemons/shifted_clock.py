@@ -1,4 +1,4 @@
-"""The wall clock of one process among others, as on a machine whose clock is wrong."""
+"""The wall clock of a single process, as on a machine whose clock is wrong."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _BYTES = 8
 
 
 class ShiftedClock:
-    """How far the clock of who follows `path` is from that of this machine; it may change while
-    they run."""
+    """The difference between the clock of processes that follow `path` and the clock of this
+    machine. It may change while they run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -24,7 +24,7 @@ class ShiftedClock:
 
 
 def follow_clock(path: Path) -> None:
-    """From now on `time.time` and `time.time_ns` of this process tell that clock, to all who call
+    """Replace `time.time` and `time.time_ns` of this process by this clock, for all code that calls
     them by these names. Other clocks never jump."""
     with path.open("r+b") as file:
         shared = mmap.mmap(file.fileno(), _BYTES)

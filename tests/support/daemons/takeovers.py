@@ -1,4 +1,5 @@
-"""Where the time goes while a stream has no leader, by what the nodes of a `Cluster` log."""
+"""Measures the steps of a takeover while a stream has no leader, from the logs of the nodes of a
+`Cluster`."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ STEPS = ("peer-lost", "elected", "leading", "acked")
 
 
 class Takeover:
-    """A node that leads `stream` is about to fail.
+    """A takeover after a fault of the node that leads `stream`.
 
-    The logs are read, and no node is asked: to answer would cost the one that takes over time of
-    what is measured.
+    Only the logs are read. A request to a node would cost the node that takes over a part of the
+    measured time.
     """
 
     def __init__(self, cluster: Cluster, stream: str) -> None:
@@ -29,19 +30,19 @@ class Takeover:
         self._began = time.time()
 
     def wait(self) -> None:
-        """Until another node leads: the one that failed does not any more."""
+        """Wait until another node leads."""
         until(lambda: "leading" in self._seen(), PATIENCE, f"another node leads {self._stream}")
 
     def steps(self, publishers: Iterable[TimedPublisher]) -> dict[str, float]:
-        """Seconds from the fault to each of STEPS, as far as it was logged; to be asked once
-        something is acked again."""
+        """Return the seconds from the fault to each of STEPS that was logged. Call it when messages
+        are acked again."""
         seen = {step: at - self._began for step, at in self._seen().items()}
         since = time.monotonic() - (time.time() - self._began)
         acks = (at - since for one in publishers for at in one.acked_at.copy().values())
         return seen | {"acked": min((at for at in acks if at > seen["leading"]), default=PATIENCE)}
 
     def _seen(self) -> dict[str, float]:
-        """When each step came first, but for the last one."""
+        """Return the first time of each step, except the last one."""
         found: dict[str, float] = {}
         for path, start in self._logs.values():
             with path.open("rb") as log:
@@ -59,7 +60,7 @@ class Takeover:
 
 
 def _event_of(line: bytes) -> dict[str, str]:
-    """A node that is killed may leave half a line."""
+    """Parse a line. A killed node may leave half a line."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -68,7 +69,7 @@ def _event_of(line: bytes) -> dict[str, str]:
 
 
 def parts(takeovers: Iterable[dict[str, float]]) -> str:
-    """The median of each step's time since the step before it."""
+    """Return the median time of each step since the step before it."""
     found: dict[str, list[float]] = {}
     for seen in takeovers:
         before = 0.0

@@ -1,4 +1,4 @@
-"""A second daemon with the name of a node, by an operator's mistake."""
+"""A second daemon with the name of a node, as by a mistake of an operator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.daemons.daemon import Daemon
 
 
 def twin_of(cluster: Cluster, node: str, directory: Path) -> Daemon:
-    """It has the settings of `node`, other ports, and a data directory of its own below
+    """Return a daemon with the settings of `node`, other ports, and its own data directory below
     `directory`, which the caller may fill before the start."""
     settings = copy.deepcopy(cluster.nodes[node].settings)
     [port] = lasting_ports(1)

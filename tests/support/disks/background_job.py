@@ -1,7 +1,7 @@
-"""A rewriting job in its three steps, between which everything else goes on.
+"""Runs a rewriting job in three steps. Other work can happen between the steps.
 
-As the daemon runs it: planned on the event loop, worked on in another process, swapped in by a
-thread; and tidied up when one of these comes to nothing.
+As in the daemon, the job is planned on the event loop, runs in another process, and a thread swaps
+in the result. If a step fails, the files of the job are removed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from liftlog.log.segment.index import index_path
 
 
 class Killed(BaseException):
-    """The worker process ends in the middle of its work, and removes nothing."""
+    """The worker process ends in the middle of its work, and removes no files."""
 
 
 class BackgroundJob:
@@ -72,7 +72,7 @@ class BackgroundJob:
         return self.job.sources if isinstance(self.job, CompactJob) else (self.job.source,)
 
     def is_outdated(self, log: Log) -> bool:
-        """Whether the log no longer consists of what was planned for, or some of it is damaged."""
+        """Return True if the log has changed since the planning, or a part of it is damaged."""
         listed = {one.path.name: one for one in log.segments if one.sealed}
         return self.lineage != log.view.manifest.lineage or any(
             one.file_name not in listed or one.file_name in log.view.damaged_files
@@ -82,8 +82,8 @@ class BackgroundJob:
     # --- the worker ---
 
     def work(self, log: Log, fs: SimFileSystem, throttle: Throttle = no_throttle) -> bool:
-        """Run the worker's code to its result. False when the sources were gone or damaged: then
-        nothing of it is left."""
+        """Run the worker's code. Returns False if the sources were removed or damaged; then no file
+        of the job is left."""
         files = set(fs.list_directory(DIRECTORY))
         try:
             if isinstance(self.job, CompactJob):
@@ -100,7 +100,8 @@ class BackgroundJob:
         return True
 
     def be_killed(self, log: Log, fs: SimFileSystem, after: int) -> None:
-        """In the middle of its work. What it leaves is removed by those who find it dead."""
+        """Kill the worker in the middle of its work. Its files are removed by the code that detects
+        its end."""
 
         def throttle(_: int) -> None:
             nonlocal after
@@ -119,7 +120,8 @@ class BackgroundJob:
     # --- the end ---
 
     def swap_in(self, log: Log, fs: SimFileSystem) -> bool:
-        """False when the log refused: then what was not swapped in is discarded."""
+        """Swap in the result. Returns False if the log refused it; then the files that were not
+        swapped in are discarded."""
         assert self.result is not None
         before = (
             log.segments,
@@ -146,13 +148,13 @@ class BackgroundJob:
                 )  # fmt: skip
             return False
         self.swaps_made = len(self.result.swaps)
-        if self.is_compaction or self.swaps_made:  # else there was nothing to swap in
+        if self.is_compaction or self.swaps_made:  # otherwise there was nothing to swap in
             assert self.lineage == log.view.manifest.lineage
         assert not damaged.intersection(name for one in self.result.swaps for name in one.old)
         return True
 
     def discard(self, log: Log) -> None:
-        """The result is no longer wanted."""
+        """Discard the result, which is no longer needed."""
         if self.result is not None:
             self._discard(log, self.result.new_files)
 
@@ -163,7 +165,7 @@ class BackgroundJob:
 
 
 class _Counting:
-    """A log that counts the swaps that it made. It is its own structure."""
+    """A log that counts its swaps. It is its own structure."""
 
     def __init__(self, log: Log) -> None:
         self._structure = log.structure
@@ -182,7 +184,7 @@ def _files_of(log: Log) -> set[str]:
 
 
 def check_files(log: Log) -> None:
-    """No segment file lies there that the log does not list."""
+    """Check that no segment file exists that the log does not list."""
     found = set(log.environment.fs.list_directory(log.directory))
     listed = {segment.path.name for segment in log.segments}
     assert {name for name in found if name.endswith(".log")} <= listed

@@ -1,4 +1,4 @@
-"""The disk of an export that stops at a chosen step, and forgets what was not synced."""
+"""The disk of an export that stops at a chosen step, and forgets unsynced data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from liftlog.spark.export.store import Disk, LocalStore
 
 
 class Stopped(BaseException):
-    """Nothing catches it: a machine that stops does not clean up."""
+    """The machine stops. No code catches this exception, because a stopped machine does not clean
+    up."""
 
 
 class CrashingDisk(Disk):
-    """Stops before the change with the number `stop_before`, counted from 0; from then on every
-    call fails. `cut_power` then takes away what no fsync has made durable."""
+    """Stops before the change with the number `stop_before`, counted from 0. From then on every
+    call fails. `cut_power` removes everything that no fsync has made durable."""
 
     def __init__(self, stop_before: int | None = None) -> None:
         self.steps = 0
@@ -44,7 +45,7 @@ class CrashingDisk(Disk):
         return file
 
     def fsync(self, path: Path) -> None:
-        self._step()  # what it makes durable is known here; the real call would only take time
+        self._step()  # the effect is modelled here; a real sync would only take time
         if path.is_dir():
             self.unsynced_names = {one for one in self.unsynced_names if one.parent != path}
         else:
@@ -78,7 +79,7 @@ class CrashingDisk(Disk):
 
 @contextmanager
 def disk(stop_before: int | None = None) -> Iterator[CrashingDisk]:
-    """Every store of this process uses it."""
+    """Let every store of this process use the disk."""
     made = CrashingDisk(stop_before)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalStore, "disk", made)

@@ -1,4 +1,4 @@
-"""Every error for every call on every kind of file of a log: what the tests of errors draw from."""
+"""Every error for every call on every kind of file of a log, for the tests of errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from support.disks.simfs import Fault
 
 SECTOR_ERRORS = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
-"""The disk does not give these bytes."""
+"""Errors for bytes that the disk cannot return."""
 
 OTHER_ERRORS = (
     errno.EACCES,
@@ -29,7 +29,7 @@ OTHER_ERRORS = (
     errno.ENOSPC,
     errno.EDQUOT,
 )
-"""They say nothing about the bytes."""
+"""Errors that do not show damage of the bytes."""
 
 LOOKS = ("open", "pread", "stat")
 CHANGES = ("create", "write", "fsync", "rename", "truncate", "unlink", "allocate")

@@ -55,8 +55,8 @@ def erase_three_times(log: Log) -> None:
 
 
 def far_files() -> dict[str, bytes]:
-    """Records around the offset 2^24. Of the second erased file the last four offsets do not count,
-    as after a truncation."""
+    """Return files with records around the offset 2^24. The last four offsets of the second erased
+    file do not count, as after a truncation."""
     fs = SimFileSystem()
     fs.make_directory(STREAM.parent)
     data_dir = DataDir(DATA_DIR, environment(fs, FakeClock()))
@@ -84,7 +84,7 @@ def far_files() -> dict[str, bytes]:
 
 
 def _append_up_to(log: Log, next_offset: int) -> None:
-    """Append a batch of one record, which covers all offsets below `next_offset`."""
+    """Append a batch of one record that covers all offsets below `next_offset`."""
     first = log.log_end_offset
     raw = encode_batch(
         base_offset=first,
@@ -101,7 +101,7 @@ def _append_up_to(log: Log, next_offset: int) -> None:
 
 
 def files_of(fs: SimFileSystem) -> dict[str, bytes]:
-    """The files of the stream, without the record of acked ends."""
+    """Return the files of the stream, without the acked-end slot."""
     after = fs.kill()
     return {
         name: after.read(STREAM / name)
@@ -121,7 +121,7 @@ def damage_of_erased_files() -> Iterator[Damage]:
 
 
 def _second_file() -> tuple[ErasedEntry, bytes]:
-    """An erased file of the stream `erased`, and its content."""
+    """Return an erased file of the stream `erased`, and its content."""
     entry = _listed("erased")[1]
     return entry, (GOLDEN / "erased/streams/orders" / entry.file_name).read_bytes()
 
@@ -157,7 +157,7 @@ def _damaged_halves() -> Iterator[Damage]:
 
 
 def _other_files() -> Iterator[Damage]:
-    """Files of the right name with other content."""
+    """Yield files with the right name and other content."""
     entry, raw = _second_file()
     name, half = entry.file_name, raw[: entry.size_bytes]
 
@@ -188,7 +188,7 @@ def _other_files() -> Iterator[Damage]:
         "erased",
         instead(encode_half(same, entry.first_offset + 1, INCARNATION)),
     )
-    # Halves that fit an entry of the manifest, and contradict themselves.
+    # Halves that match an entry of the manifest, but have contradictory content.
     for what, made in (
         ("of a later version", _with_header(half, 4, "<H", 2)),
         ("with another count", _with_header(half, 16, "<Q", entry.count + 1)),
@@ -228,7 +228,7 @@ def _with_body(half: bytes, body: bytes) -> bytes:
 
 
 def _listing(name: str, check: int) -> list[Case]:
-    """Both manifests with another checksum of an erased file."""
+    """Return cases in which both manifests have another checksum of an erased file."""
     directory = GOLDEN / "erased/streams/orders"
     changes: list[Case] = []
     for manifest in ("manifest", "manifest.copy"):

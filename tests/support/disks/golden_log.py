@@ -1,6 +1,6 @@
-"""The golden files of the storage format: what they hold, and how they are made.
+"""The golden files of the storage format, their content, and the code that makes them.
 
-`python tests/support/disks/golden_log.py` rewrites them; do so only for a new format version.
+`python tests/support/disks/golden_log.py` rewrites the files. Run it only for a new format version.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ def batches() -> list[Case]:
 
 
 def compressed_batches() -> list[Case]:
-    """Each with the batch that it was made from. Another release of a codec's package may compress
-    differently: what counts is that these are read."""
+    """Return compressed batches, each with the batch from which it was made. Another release of a
+    codec's package may compress differently; the tests only require that these bytes can be
+    read."""
     values = [b'{"id": %d, "customer": "c%d", "state": "paid"}' % (i, i % 7) for i in range(200)]
     plain = encode_batch(
         base_offset=42,
@@ -139,7 +140,7 @@ def compressed_batches() -> list[Case]:
 
 
 def files() -> dict[str, bytes]:
-    """A stream of two segments after a checkpoint and a clean stop, as it lies on disk."""
+    """Return the files of a stream with two segments after a checkpoint and a clean stop."""
     fs = SimFileSystem()
     fs.make_directory(STREAM.parent)
     data_dir = DataDir(DATA_DIR, environment(fs, FakeClock()))

@@ -69,14 +69,14 @@ RARE, NEVER = "orders.rare", "orders.never"
 SUBJECTS = ("orders.eu", "orders.us", RARE, NEVER)
 KEYS = (b"k3", b"k99")
 FIRST = f"{1:020d}"  # of the stream `data`
-SKETCHED = f"{61:020d}"  # of the other one: the segment with a subject index
+SKETCHED = f"{61:020d}"  # the second segment, which has a subject index
 
 
 # --- damaged batches ---
 
 
 def sealed(raw: bytes | bytearray) -> bytes:
-    """A batch with checksums that fit, whatever the rest is."""
+    """Return a batch with matching checksums, whatever its other bytes are."""
     made = bytearray(raw)
     struct.pack_into("<I", made, 56, crc32c(made[HEADER_SIZE:]))
     struct.pack_into("<I", made, 60, crc32c(made[:60]))
@@ -96,7 +96,7 @@ def with_field(raw: bytes, at: int, kind: str, value: int, *, seal: bool = True)
 
 
 def damaged_batches() -> list[Case]:
-    """Batches that no reader may accept, with the name of the error, and its words."""
+    """Return batches that every reader must refuse, with the name and the text of the error."""
     plain, stamps, subjects = (
         batch_named("several records"),
         batch_named("stamps"),
@@ -154,23 +154,24 @@ def damaged_batches() -> list[Case]:
 
 
 def subject_ids(raw: bytes) -> int:
-    """The position of the ids in the batch `subjects`, after the dictionary of `x` and `y.z`."""
+    """Return the position of the ids in the batch `subjects`, after the dictionary of `x` and
+    `y.z`."""
     return raw.index(struct.pack("<3H", 0, 1, 0), HEADER_SIZE + 24)
 
 
 def values_at(raw: bytes) -> int:
-    """The position of the values' ends in the batch `several records`."""
+    """Return the position of the values' ends in the batch `several records`."""
     return raw.index(struct.pack("<4I", 0, 3, 3, 8))
 
 
 def refusal(raw: bytes) -> dict[str, str]:
-    """The error of a reader that uses all columns of a batch."""
+    """Return the error of a reader that uses all columns of a batch."""
     try:
         batch = decode_batch(raw)
         decode_columns(batch)
         batch.subjects(), batch.keys(), batch.values(), batch.headers(), batch.offsets()
     except LiftlogError as error:
-        # The words behind it are those of the package for the codec.
+        # The text after it comes from the package of the codec.
         message = error.message.split(": Decompression failed")[0]
         return {"error": error.name, "message": message}
     raise AssertionError("the batch is read")
@@ -185,8 +186,9 @@ def files() -> dict[str, dict[str, bytes]]:
 
 
 def sketched_files(*, erase: bool = False) -> dict[str, bytes]:
-    """A segment that was compacted, and one with batches of all kinds of parts; both have a sketch
-    and a subject index. An active one follows. Some records are erased if `erase`."""
+    """Return the files of a stream with three segments: a compacted one, one with batches that have
+    all kinds of parts, and an active one. The first two have a sketch and a subject index. With
+    `erase`, some records are erased."""
     fs = SimFileSystem()
     fs.make_directory(STREAM.parent)
     data_dir = DataDir(DATA_DIR, environment(fs, FakeClock()))
@@ -212,9 +214,9 @@ def sketched_files(*, erase: bool = False) -> dict[str, bytes]:
 def second_segment() -> Iterator[list[Row]]:
     for number in range(6):
         stamp = BASE_NS + (number + 1) * MINUTE_NS
-        if number == 2:  # values without checksums of their own
+        if number == 2:  # values without separate checksums
             yield [Row(stamp, "orders.us", None, b"%4d" % i * 11, b"") for i in range(120)]
-        elif number == 3:  # too few values for a head of its own
+        elif number == 3:  # too few bytes of values for a separate head
             yield [Row(stamp, "orders.eu", None, b"small %d" % i, b"") for i in range(4)]
         else:
             yield [
@@ -348,7 +350,7 @@ def described_sketch(directory: Path, entry: SegmentEntry, sketch: Sketch) -> di
 def described_subjects(
     directory: Path, entry: SegmentEntry, manifest: Manifest
 ) -> dict[str, list[list[int]]] | None:
-    """The runs of each subject: first and last offset, and number of records."""
+    """Return the runs of each subject: first and last offset, and number of records."""
     fs = OsFileSystem()
     index = read_subject_index(fs, directory / entry.file_name, entry, manifest.lineage)
     if index is None:
@@ -366,7 +368,7 @@ def described_subjects(
 
 
 def times(directory: Path, manifest: Manifest) -> list[int]:
-    """Times around those of some records, one nanosecond apart."""
+    """Return times near the timestamps of some records, one nanosecond apart."""
     stamps = sorted({one[1] for one in records(directory, manifest)})
     some = [*stamps[:3], stamps[len(stamps) // 2], *stamps[-2:]]
     return sorted({ns + more for ns in some for more in (-1, 0, 1)})
@@ -408,8 +410,8 @@ def put(file: str, position: int, raw: bytes) -> Change:
 
 
 def damage() -> list[Case]:
-    """Changes to the files of a stream. A read reports these lost offsets if it may skip them, and
-    otherwise this error."""
+    """Return changes to the files of a stream, each with the lost offsets that a read reports if it
+    may skip them, and the error that it reports otherwise."""
     made = [
         *damage_of_segments(),
         *damage_of_manifests(),
@@ -431,7 +433,7 @@ def flipped(stream: str, file: str, position: int, bits: int = 1) -> Change:
 
 
 def places(stream: str, file: str) -> list[int]:
-    """The positions of a segment's batches."""
+    """Return the positions of a segment's batches."""
     raw, found, at = stored(stream, file), [], 0
     while at < len(raw) and raw[at : at + 3] == b"LLB":
         found.append(at)
@@ -533,7 +535,7 @@ def damage_beside_segments() -> Iterator[Damage]:
 
 
 def report(stream: str, changes: list[Change]) -> dict[str, Any]:
-    """Return what the reader in Python reports."""
+    """Return the report of the reader in Python."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "orders"
         directory.mkdir()
@@ -596,7 +598,7 @@ def main() -> None:
 
 
 def lines(content: Any) -> str:
-    """JSON with a line for each case, or each value of each stream."""
+    """Return JSON with one line for each case, or for each value of each stream."""
     if isinstance(content, list):
         return "[\n" + ",\n".join([json.dumps(case) for case in content]) + "\n]\n"
     return json.dumps(content, indent=1) + "\n"

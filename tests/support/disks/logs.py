@@ -1,4 +1,4 @@
-"""One log on a file system of choice, with a memory of what was promised to whom."""
+"""One log on any file system, with the promises that were made to publishers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = LogConfig(segment_max_bytes=1200, segment_max_age_ns=None)
 
 
 class FakeClock:
-    """Stands still unless told otherwise."""
+    """A clock that only a test advances."""
 
     def __init__(self, now_ns: int = BASE_NS) -> None:
         self.now = now_ns
@@ -64,15 +64,15 @@ def encode(
 
 
 class Promises:
-    """What was ever written at an offset, and what was acked there."""
+    """All records that were ever written, by offset, and the acked ones."""
 
     def __init__(self) -> None:
         self.written: dict[int, set[bytes]] = {}
         self.acked: dict[int, bytes] = {}
-        self.start = 1  # the highest log start that was asked for
-        self.end = 1  # nothing below it may be assigned again, whether it is still there or not
-        self.after_kill: dict[int, bytes] = {}  # must survive if only the process dies
-        self.other: Promises | None = None  # what holds instead once the change under way is made
+        self.start = 1  # the highest requested log start
+        self.end = 1  # no offset below it may be assigned again
+        self.after_kill: dict[int, bytes] = {}  # must survive a kill of the process
+        self.other: Promises | None = None  # valid instead, after the running change
         self.serial = itertools.count()
 
     def copy(self) -> Promises:
@@ -85,7 +85,7 @@ class Promises:
         return twin
 
     def without(self, offset: int) -> Promises:
-        """What is left of them when the log is cut at `offset`."""
+        """Return the promises that remain after a truncation of the log at `offset`."""
         twin = self.copy()
         for rows in (twin.written, twin.acked, twin.after_kill):
             for gone in [one for one in rows if one >= offset]:
@@ -95,12 +95,12 @@ class Promises:
         return twin
 
     def become(self, other: Promises) -> None:
-        """The change was made: the other promises are the ones that hold."""
+        """Replace these promises by the other ones, because the change was made."""
         self.__dict__.update(other.__dict__)
         self.other = None
 
     def value(self, offset: int, size: int = 40) -> bytes:
-        """Never the same twice; many end in zeros."""
+        """Return a unique value. Many values end in zeros."""
         serial = next(self.serial)
         tail = (b"\0" * 7, b".", b"", b"\0", b"\0" * 16)[serial % 5]
         raw = b"%d/%d/" % (offset, serial)
@@ -112,7 +112,8 @@ class Promises:
 def append(
     log: Log, promises: Promises, *sizes: int, stamp: int = BASE_NS
 ) -> list[tuple[int, bytes]]:
-    """One group: a batch of `size` records for each size. Not synced."""
+    """Append one group with one batch for each number in `sizes`, of this number of records. Does
+    not sync."""
     batches = []
     rows = []
     offset = log.log_end_offset
@@ -126,7 +127,7 @@ def append(
 
 
 def commit(log: Log, promises: Promises, *sizes: int, stamp: int = BASE_NS) -> None:
-    """One group as the daemon does it: append, sync, high watermark, acks."""
+    """Commit one group like the daemon: append, sync, high watermark, acks."""
     rows = append(log, promises, *sizes, stamp=stamp)
     log.commit_up_to(log.sync())
     promises.acked.update(rows)
@@ -136,10 +137,10 @@ DURABILITIES = ["fsync", "interval", "os"]
 
 
 class Writer:
-    """Publishes as the daemon does in one durability mode, and makes the promises of that mode.
+    """Publishes like the daemon in one durability mode, and makes the promises of this mode.
 
-    `fsync`: an ack promises the record. Below that it promises the record only as long as the
-    machine runs, but in any case that no other record gets its offset.
+    With `fsync` an ack promises the record. With a lower durability it promises the record only as
+    long as the machine runs. In each mode it promises that no other record gets its offset.
     """
 
     def __init__(self, log: Log, promises: Promises, durability: str) -> None:
@@ -183,7 +184,8 @@ class Writer:
 
 
 def read_all(log: Log, *, max_bytes: int = 500) -> dict[int, bytes]:
-    """Every readable record by offset, read in small steps; checks what an answer promises."""
+    """Return every readable record by offset, read in small steps. Checks the promises of each
+    answer."""
     found: dict[int, bytes] = {}
     offset = log.log_start_offset
     while True:
@@ -216,16 +218,17 @@ def read_all(log: Log, *, max_bytes: int = 500) -> dict[int, bytes]:
 
 
 class Facts(NamedTuple):
-    """What a log holds, as far as promises go."""
+    """The content of a log, as far as promises depend on it."""
 
     found: dict[int, bytes]
     start: int
     end: int
     gone: tuple[tuple[int, int], ...]
     lost_ends: tuple[tuple[int, int], ...]
-    """Those of `gone` that are told as a loss though no byte is damaged: the end was missed."""
+    """The offsets in `gone` that are reported as a loss although no byte is damaged, because the
+    end of the log was missing."""
     told: tuple[tuple[int, int], ...]
-    """Those of `gone` that readers are told of."""
+    """The offsets in `gone` that readers get an error for."""
 
     @classmethod
     def of(cls, log: Log) -> Facts:
@@ -249,7 +252,7 @@ class Facts(NamedTuple):
             try:
                 self.check(promises.other, lost=lost, killed=killed)
             except AssertionError:
-                pass  # then the change did not happen, and all is as before
+                pass  # the change was not made, so nothing has changed
             else:
                 return
         assert self.start <= max(promises.start, 1)
@@ -257,7 +260,7 @@ class Facts(NamedTuple):
         for offset, value in promised.items():
             if offset >= self.start and offset not in lost:
                 assert self.found.get(offset) == value, f"acked offset {offset} is gone"
-        for offset, value in promises.after_kill.items():  # a power cut may take these
+        for offset, value in promises.after_kill.items():  # a power cut may remove these
             if offset >= self.start and self.found.get(offset) != value:
                 told = any(first <= offset < following for first, following in self.told)
                 assert told, f"offset {offset} was acked and is gone, and was not reported"
@@ -278,9 +281,10 @@ class Facts(NamedTuple):
 def check(
     log: Log, promises: Promises, *, lost: range = range(0), killed: bool = False
 ) -> dict[int, bytes]:
-    """What must hold after every recovery; `lost` are acked offsets that were damaged.
+    """Check the rules that hold after every recovery. `lost` are acked offsets that were damaged.
 
-    With `killed` the machine went on, so what was acked before its sync must be there too.
+    With `killed` the machine did not stop, so records that were acked before their sync must exist,
+    too.
     """
     facts = Facts.of(log)
     facts.check(promises, lost=lost, killed=killed)
@@ -314,7 +318,7 @@ def create(
     directory: Path = DIRECTORY,
     incarnation: str | None = None,
 ) -> Log:
-    """A new log in a directory that is there already, as the data directory's `streams` is."""
+    """Create a log in an existing directory, like the `streams` of a data directory."""
     fs.make_directory(directory.parent)
     for parent in [*directory.parents]:
         fs.fsync_directory(parent)
@@ -322,12 +326,12 @@ def create(
 
 
 def set_manifest(log: Log, **changes: object) -> None:
-    """Change the manifest in memory alone, as if it had been like this from the beginning."""
+    """Change the manifest only in memory, as if it had always been like this."""
     set_view(log, manifest=log.view.manifest.with_changes(**changes))
 
 
 def set_view(log: Log, **changes: object) -> None:
-    """Change the state in memory alone that readers see."""
+    """Change the state that readers get, only in memory."""
     log._state.view = log.view._replace(**changes)  # type: ignore[arg-type]
 
 

@@ -1,8 +1,8 @@
-"""A file system that forgets what was not fsynced, for power cuts under the real daemon.
+"""A file system that forgets unsynced data, to test power cuts with the real daemon.
 
-A FUSE file system in a process of its own (`losefs_server`), all of it in memory. A power cut stops
-it at once: no answer leaves any more, as none leaves a machine without power. The next mount holds
-what had been fsynced, and of the rest whatever chance kept.
+It is a FUSE file system in its own process (`losefs_server`), completely in memory. A power cut
+stops it at once: it sends no further answer. The next mount has all fsynced data, and a random part
+of the other data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TESTS = Path(__file__).resolve().parents[2]
 
 
 class LoseFsHandle:
-    """Mounted at `path`; made by `losefs`."""
+    """A file system mounted at `path`, made by `losefs`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,8 +37,9 @@ class LoseFsHandle:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # A signal that ends the tests does not end it: it has to unmount first, and does so
-            # when its input ends. A dead mount would break the clean-up of every later run.
+            # A signal that ends the tests does not end this process. It has to unmount first, which
+            # it does when its input ends. A dead mount would make the clean-up of every later run
+            # fail.
             start_new_session=True,
         )
 
@@ -56,47 +57,49 @@ class LoseFsHandle:
         self._ask("mount")
 
     def cut(self, keep: Keep, seed: int) -> None:
-        """Power goes now, or has gone by `cut_after`; decides what the disk kept. Not mounted."""
+        """Cut the power, unless `cut_after` has done it already. Decides which data the disk has
+        kept. Afterwards the file system is not mounted."""
         self._ask("cut", keep=keep, seed=seed)
 
     def cut_after(self, operations: int | None) -> None:
-        """Power goes before the n-th of the next operations that change something or sync; None:
-        no more, if it has not gone by now."""
+        """Cut the power before the n-th following operation that changes something or syncs. None
+        cancels the cut, unless it has happened already."""
         self._ask("cut_after", operations=operations)
 
     def fail(
         self, operation: str, *, path: str = "", error: int = errno.EIO, skip: int = 0,
         times: int = 1,
     ) -> None:  # fmt: skip
-        """The operation on paths that contain `path`, or all of its parts around `*`, fails; a
+        """Let the operation fail on paths that contain `path`, or all of its parts around `*`. A
         failed fsync drops dirty pages."""
         self._ask("fail", operation=operation, path=path, error=error, skip=skip, times=times)
 
     def lose_pages(self, path: Path, *pages: int) -> None:
-        """From now on the disk does not give these pages (of 4 KiB) of a file: reads that begin on
-        one fail, those that reach one are short. They survive power cuts and can be written over.
+        """Make these pages (of 4 KiB) of a file unreadable from now on. A read that begins on such
+        a page fails; a read that reaches one is short. The pages stay unreadable after power cuts,
+        and can be overwritten.
         """
         place = str(path.relative_to(self.path))
         self._ask("lose_pages", path=place, pages=list(pages))
 
     def find_pages(self) -> None:
-        """All can be read again."""
+        """Make all pages readable again."""
         self._ask("find_pages")
 
     def heal(self) -> None:
         self._ask("heal")
 
     def stall(self, path: str = "") -> None:
-        """From now on no fsync of files and directories with `path` in theirs returns: as of a disk
-        that hangs. Who waits for one cannot be killed before `go_on`."""
+        """Block all fsyncs of files and directories with `path` in their path from now on, like a
+        disk that hangs. A process that waits for one cannot be killed before `go_on`."""
         self._ask("stall", path=path)
 
     def go_on(self) -> None:
-        """What has stalled is done, and returns."""
+        """Let all blocked operations complete."""
         self._ask("go_on")
 
     def limit(self, size_bytes: int | None) -> None:
-        """Room for so many bytes; the write at the border is short."""
+        """Limit the size of the file system. The write that reaches the limit is short."""
         self._ask("capacity", size_bytes=size_bytes)
 
     @property
@@ -120,7 +123,7 @@ class LoseFsHandle:
 
 @contextmanager
 def losefs(path: Path) -> Iterator[LoseFsHandle]:
-    """Mounts at `path`, a new directory; skips the test where that is not possible."""
+    """Mount the file system at `path`, a new directory. Skips the test if this is not possible."""
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("power cuts need root and /dev/fuse")
     path.mkdir()
@@ -136,7 +139,7 @@ def losefs(path: Path) -> Iterator[LoseFsHandle]:
 
 
 class Reboots:
-    """Gives a program another boot id: after a power cut the machine has restarted."""
+    """Gives a program another boot id, because after a power cut the machine has rebooted."""
 
     def __init__(self, directory: Path) -> None:
         self.boot_id = directory / "boot_id"
@@ -144,12 +147,12 @@ class Reboots:
         self.reboot()
 
     def reboot(self) -> None:
-        self.boot_id.unlink(missing_ok=True)  # a new file: the old one may be bound somewhere
+        self.boot_id.unlink(missing_ok=True)  # a new file, because the old one may be bind-mounted
         self.boot_id.write_text(f"{uuid.uuid4()}\n")
 
     @property
     def wrapper(self) -> list[str]:
-        """To put before the command, see `Daemon`."""
+        """Return the wrapper to put before a command, see `Daemon`."""
         if self._unshare is None:
             pytest.skip("unshare is not installed")
         script = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'

@@ -1,9 +1,10 @@
-"""The process behind `losefs`: speaks the kernel's FUSE protocol and forgets on demand.
+"""The process of `losefs`. It implements the kernel's FUSE protocol, and forgets unsynced data on
+demand.
 
     python -m support.disks.losefs_server MOUNTPOINT
 
-Commands are JSON lines on standard input, each answered by one line. It speaks the protocol by
-itself, so that nothing but /dev/fuse and the right to mount is needed. Layouts: linux/fuse.h.
+Commands are JSON lines on standard input; each is answered by one line. No FUSE library is used, so
+only /dev/fuse and the permission to mount are needed. Layouts: linux/fuse.h.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ NAMES = {
     FSYNC: "fsync",
     FSYNCDIR: "fsync_directory",
 }
-"""The operations that count towards `cut_after` and can be made to fail."""
+"""The operations that count for `cut_after`, and that can be made to fail."""
 
 MAX_WRITE = 1 << 20
 MNT_DETACH = 2
@@ -58,11 +59,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PowerCut(Exception):
-    """The machine stops: nothing more is answered."""
+    """The machine stops. No further request is answered."""
 
 
 class LoseFs:
-    """One mount after the other of one tree."""
+    """One file tree, which is mounted several times, one mount after the other."""
 
     def __init__(self, mountpoint: str) -> None:
         self.mountpoint = mountpoint
@@ -86,7 +87,7 @@ class LoseFs:
         self.names: dict[int, str] = {1: ""}
         self.listings: dict[int, list[tuple[str, Node]]] = {}
         self.next_number = 2
-        self.failed: set[int] = set()  # files of which an fsync failed, since they were emptied
+        self.failed: set[int] = set()  # files with a failed fsync since their last truncation
         self.stalled.clear()
 
     # --- the mount ---
@@ -104,7 +105,7 @@ class LoseFs:
 
     def unmount(self) -> None:
         if self.fuse >= 0:
-            os.close(self.fuse)  # callers that wait for an answer get an error
+            os.close(self.fuse)  # waiting callers get an error
             self.fuse = -1
             libc.umount2(self.mountpoint.encode(), MNT_DETACH)
 
@@ -137,7 +138,7 @@ class LoseFs:
             self.serve(raw)
 
     def go_on(self) -> None:
-        """What has stalled is done now."""
+        """Complete all blocked operations."""
         self.stalls_at = None
         stalled, self.stalled = self.stalled, []
         for raw in stalled:
@@ -158,7 +159,7 @@ class LoseFs:
         try:
             os.write(self.fuse, struct.pack("<IiQ", 16 + len(answer), -status, unique) + answer)
         except OSError as error:
-            if error.errno != errno.ENOENT:  # the caller was killed meanwhile
+            if error.errno != errno.ENOENT:  # the caller was killed in the meantime
                 raise
 
     def count_and_fail(self, opcode: int, number: int, body: bytes) -> None:
@@ -228,10 +229,10 @@ class LoseFs:
         )  # fmt: skip
 
     def lose_pages(self, path: str, pages: list[int], done: Callable[[], None]) -> None:
-        """The disk gives these pages of a file no more; the kernel forgets what it knows of them.
+        """Make these pages of a file unreadable, and drop them from the kernel's cache.
 
-        The kernel may wait with that for reads under way, which are answered by this thread. So
-        another one asks it, and calls `done`.
+        The kernel may delay the drop until running reads end, and this thread answers these reads.
+        So another thread requests the drop, and calls `done`.
         """
         node: Node = self.root
         for name in path.split("/"):
@@ -254,7 +255,7 @@ class LoseFs:
             try:
                 os.write(self.fuse, message)
             except OSError as error:
-                if error.errno != errno.ENOENT:  # the kernel has forgotten the file already
+                if error.errno != errno.ENOENT:  # the kernel has dropped the file already
                     raise
         done()
 
@@ -376,7 +377,7 @@ def _read(fs: LoseFs, number: int, body: bytes) -> bytes:
     _, offset, size = struct.unpack_from("<QQI", body)
     file = fs.file(number)
     if file.bad_pages and file.is_bad(offset, min(size, len(file.data) - offset)):
-        # Of a request for several pages the kernel asks for each by itself then.
+        # The kernel then repeats a request for several pages as one request for each page.
         fs.unreadable += 1
         raise OSError(errno.EIO, "")
     return bytes(file.data[offset : offset + size])
@@ -387,7 +388,7 @@ def _write(fs: LoseFs, number: int, body: bytes) -> bytes:
     raw = body[40 : 40 + size]
     file = fs.file(number)
     for border in (offset, offset + len(raw)):
-        # A kernel that adds to a page reads it first.
+        # To write a part of a page, the kernel reads the page first.
         if border % PAGE and file.is_bad(border, 1) and border // PAGE * PAGE < len(file.data):
             raise OSError(errno.EIO, "")
     room = fs.room()
@@ -485,7 +486,8 @@ HANDLERS: dict[int, Callable[[LoseFs, int, bytes], bytes]] = {
 
 
 def _command(fs: LoseFs, asked: dict[str, Any], later: Callable[[], None]) -> dict[str, Any] | None:
-    """The answer; None when `later` says so, in another thread."""
+    """Return the answer to a command. Returns None if another thread will send the answer by
+    `later`."""
     match asked.pop("command"):
         case "lose_pages":
             fs.lose_pages(asked["path"], asked["pages"], later)

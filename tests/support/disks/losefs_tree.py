@@ -1,9 +1,10 @@
-"""Files and directories that remember what the disk holds, and forget the rest at a power cut.
+"""Files and directories that distinguish durable from volatile state, and forget the volatile state
+at a power cut.
 
-Pure: no FUSE here. A file has its volatile bytes (the page cache), its stable bytes (the disk)
-and the changes between; a directory likewise. `after_power_cut` builds what a machine finds when
-it comes up again: of each 4 KiB page any state it had since the last fsync, sometimes torn at a
-512-byte sector, of each un-synced change of a directory all or nothing.
+Pure, without FUSE. A file has volatile bytes (the page cache), durable bytes (the disk), and the
+changes between them; a directory likewise. `after_power_cut` builds the state at the next start.
+Each page of 4 KiB has any of its states since the last fsync, and is sometimes torn at a 512-byte
+sector. Each unsynced change of a directory is kept or lost as a whole.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ class LoseFile:
         self.stable = bytearray(stable)
         self.pending: list[Change] = []
         self.mode = mode
-        self.bad_pages: set[int] = set()  # the disk does not give them; a power cut changes nothing
+        self.bad_pages: set[int] = set()  # unreadable, even after a power cut
 
     def is_bad(self, position: int, length: int) -> bool:
-        """Whether a page of these bytes cannot be read."""
+        """Return True if a page of these bytes cannot be read."""
         pages = range(position // PAGE, -(-(position + length) // PAGE))
         return not self.bad_pages.isdisjoint(pages)
 
     def write(self, position: int, raw: bytes) -> None:
-        """A page that is written whole gets another place on the disk, and can be read again."""
+        """Write bytes. A page that is written completely gets another place on the disk, and can be
+        read again."""
         whole = range(-(-position // PAGE), (position + len(raw)) // PAGE)
         self.bad_pages.difference_update(whole)
         if position > len(self.data):
@@ -57,7 +59,8 @@ class LoseFile:
         self.bad_pages = {page for page in self.bad_pages if page * PAGE < size}
         if size < old:
             del self.data[size:]
-            # Whatever grows there again is zeros, also where the page reaches the disk.
+            # If the file grows again, these bytes are zeros, also when the page is written to the
+            # disk.
             self.pending.append(Change(size, bytes(old - size), size))
         elif size > old:
             self.data.extend(bytes(size - old))
@@ -71,7 +74,7 @@ class LoseFile:
         self.pending.clear()
 
     def fail_to_sync(self) -> None:
-        """The dirty pages count as clean from now on, though they never reached the disk."""
+        """Mark the dirty pages as clean, although they were not written to the disk."""
         self.pending.clear()
 
     def after_power_cut(self, keep: Keep, rng: random.Random) -> LoseFile:
@@ -89,7 +92,7 @@ class LoseFile:
         for page, changes in self._dirty_pages().items():
             reached = changes[: rng.randint(0, len(changes))]
             content = self._page(page, reached)
-            if rng.random() < 0.3:  # torn: some sectors are of another moment
+            if rng.random() < 0.3:  # torn: some sectors have another state
                 other = self._page(page, changes[: rng.randint(0, len(changes))])
                 cut = rng.randrange(PAGE // SECTOR + 1) * SECTOR
                 content = content[:cut] + other[cut:]
@@ -126,7 +129,7 @@ class LoseDirectory:
         self.mode = mode
 
     def change(self, names: dict[str, Node | None]) -> None:
-        """Set or (None) remove names: one change, which reaches the disk as a whole."""
+        """Set names, or remove them (None), as one change that reaches the disk as a whole."""
         _apply(self.entries, names)
         self.pending.append(names)
 
@@ -148,7 +151,7 @@ class LoseDirectory:
         found = LoseDirectory(self.mode)
         found.inode = self.inode
         for name, node in names.items():
-            if id(node) not in done:  # a file may have two names for a moment
+            if id(node) not in done:  # a file may temporarily have two names
                 done[id(node)] = (
                     node.after_power_cut(keep, rng)
                     if isinstance(node, LoseFile)

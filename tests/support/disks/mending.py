@@ -1,4 +1,4 @@
-"""Two replicas of one log of keyed records, and damage in one that is mended from the other."""
+"""Two replicas of one log of keyed records. One is damaged and mended from the other."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ BATCHES = 12
 
 
 def pair(*, size: int = 300) -> tuple[SimFileSystem, Log, SimFileSystem, Log]:
-    """A log of three sealed segments in two epochs, each batch of three records, and its copy in
-    segments of the same offsets."""
+    """Return a log with three sealed segments in two epochs and batches of three records, and its
+    copy in segments with the same offsets."""
     fs, other_fs = SimFileSystem(), SimFileSystem()
     log, other = create(fs, config=ROLL_ON_DEMAND), create(other_fs, config=ROLL_ON_DEMAND)
     for number in range(3):
@@ -56,7 +56,7 @@ def copy_rest(log: Log, other: Log) -> None:
 
 
 def batch_places(log: Log, fs: SimFileSystem, number: int) -> list[tuple[int, int]]:
-    """(position, first offset) of each batch of a sealed segment."""
+    """Return (position, first offset) of each batch of a sealed segment."""
     segment = log.segments[number]
     raw, places, position = fs.read(segment.path), [], 0
     while position < segment.size_bytes:
@@ -67,14 +67,15 @@ def batch_places(log: Log, fs: SimFileSystem, number: int) -> list[tuple[int, in
 
 
 def spoil(log: Log, fs: SimFileSystem, number: int, batches: Sequence[int]) -> None:
-    """A wrong byte in each of these batches of a sealed segment; nothing knows of it yet."""
+    """Damage one byte in each of these batches of a sealed segment. The damage is not detected
+    yet."""
     places = batch_places(log, fs, number)
     for one in batches:
         flip(fs, log.segments[number].path, places[one][0] + 70)
 
 
 def examine(log: Log, fs: SimFileSystem, number: int) -> tuple[QuarantinedRange, ...]:
-    """Scrub a sealed segment and quarantine what is found; returns all that is known of it."""
+    """Scrub a sealed segment and quarantine the damage. Returns all known damage of the segment."""
     segment = log.segments[number]
     name = segment.path.name
     if fs.exists(segment.path):
@@ -95,7 +96,8 @@ def examine(log: Log, fs: SimFileSystem, number: int) -> tuple[QuarantinedRange,
 def write_patch(
     fs: SimFileSystem, other: Log, ranges: Sequence[QuarantinedRange]
 ) -> tuple[Piece, ...]:
-    """What the other replica has of these ranges, as the daemon fetches it."""
+    """Write a patch with the other replica's batches for these ranges, in the same form as the
+    daemon."""
     file = fs.open(DIRECTORY / PATCH, create=True)
     pieces, position = [], 0
     for bad in ranges:
@@ -126,7 +128,7 @@ def job_of(log: Log, number: int, pieces: tuple[Piece, ...]) -> MendJob:
 def mend_from(
     log: Log, fs: SimFileSystem, other: Log, number: int, *, lineage: str | None = None
 ) -> int:
-    """Have a segment mended, damage that is not known yet included."""
+    """Mend a segment, including damage that was not known before."""
     pieces = write_patch(fs, other, examine(log, fs, number))
     result = mend(job_of(log, number, pieces), fs)
     assert MendResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result

@@ -1,9 +1,9 @@
-"""Two streams of the same shape, with everything that is derived from their segments, and the valid
-file of a neighbour in the place of each: another segment's, another stream's, the one of the file
-that a rewrite has replaced.
+"""Two streams of the same shape, with all files that are derived from their segments. Each derived
+file is replaced by the valid file of a neighbour: of another segment, of another stream, or of the
+file that a rewrite has replaced.
 
-A disk that writes to the wrong place leaves such files, and so does a careless hand. Their
-checksums are right. No reader may get another answer because of one.
+Such files can result from a disk that writes to the wrong place, or from a mistake of an operator.
+Their checksums are right. No reader may give a different answer because of such a file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class Truth(NamedTuple):
-    """The records of a stream: by offset the stamp, the subject and the value."""
+    """The records of a stream: timestamp, subject and value by offset."""
 
     rows: dict[int, tuple[int, str, bytes]]
     end: int
@@ -45,16 +45,17 @@ class Truth(NamedTuple):
 
 @dataclass
 class Neighbours:
-    """The disk with both streams, closed."""
+    """The disk with both streams, whose logs are closed."""
 
     fs: SimFileSystem
     truth: Truth
     older: dict[str, bytes] = field(default_factory=dict)
-    """Files of the generation that a rewrite has replaced, by the names that the new ones have."""
+    """Files of the generation that a rewrite has replaced, under the names of the new files."""
 
 
 def neighbours() -> Neighbours:
-    """Equal batches, so that the same place of each segment holds the same kind of batch."""
+    """Make the streams. Their batches are equal, so the same place of each segment holds the same
+    kind of batch."""
     fs = SimFileSystem()
     truth = _written(fs, DIRECTORY, BASE_NS)
     log, _ = reopen(fs, config=ROLL_ON_DEMAND)
@@ -95,7 +96,7 @@ def _written(fs: SimFileSystem, directory: Path, stamp: int) -> Truth:
 
 
 class Swap(NamedTuple):
-    """A file of the first stream, and what lies in its place."""
+    """A file of the first stream, and the file that replaces it."""
 
     path: Path
     raw: bytes
@@ -103,7 +104,7 @@ class Swap(NamedTuple):
 
 
 def swaps(one: Neighbours) -> Iterator[Swap]:
-    """The file of each neighbour in the place of each derived file."""
+    """Yield, for each derived file, its replacement by the file of each neighbour."""
     fs = one.fs
     for kind in DERIVED:
         mine = [path for path in fs.files() if path.suffix == kind and path.parent == DIRECTORY]
@@ -119,7 +120,7 @@ def swaps(one: Neighbours) -> Iterator[Swap]:
 
 
 def check_all_readers(log: Log, truth: Truth, fs: SimFileSystem) -> None:
-    """Every way to read gives what the stream holds, and nothing is taken for damage."""
+    """Check that every way to read returns the content of the stream, and reports no damage."""
     values = {offset: value for offset, (_, _, value) in truth.rows.items()}
     for size in (1, 6000, 1 << 20):
         assert read_all(log, max_bytes=size) == values

@@ -1,4 +1,4 @@
-"""What tests need of the page cache."""
+"""Requirements of tests on the page cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 
 def need_nowait(directory: Path) -> None:
-    """Tails are kept where a file can be read without ever waiting for the disk; tmpfs cannot."""
+    """Skip the test if a file cannot be read without waiting for the disk, as on tmpfs. Tails need
+    such reads."""
     path = directory / "nowait"
     path.write_bytes(b"x")
     fd = os.open(path, os.O_RDONLY)

@@ -1,10 +1,11 @@
 """A file system in memory that forgets what was not synced: for tests of the storage.
 
-Every file has what the page cache holds and what the disk holds, and the writes between the two;
-every directory has its entries, the durable ones, and the changes in between. `power_cut` builds
-a disk on which each un-synced write was kept, lost or torn, and each un-synced change of a
-directory kept or lost. `kill` keeps the page cache, as a killed process does. Any single operation
-can be made to fail, to write short, or to be the last one before the machine stops.
+Every file has the content of the page cache, the content of the disk, and the writes between the
+two. Every directory has its entries, its durable entries, and the changes between the two.
+`power_cut` builds a disk on which each unsynced write was kept, lost or torn, and each unsynced
+change of a directory was kept or lost. `kill` keeps the page cache, as after a kill of the process.
+Any operation can be made to fail, to write fewer bytes, or to be the last one before the machine
+stops.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from liftlog.log.files.filesystem import read_whole
 
 PAGE = 4096
 Keep = Literal["none", "all", "some", "last"]
-"""Which un-synced changes reach the disk. `last`: of each directory its last one alone."""
+"""The unsynced changes that reach the disk. `last`: only the last change of each directory."""
 
 
 class MachineStopped(BaseException):
-    """Raised by the operation at which the machine stops, and by all after it."""
+    """Raised by the operation at which the machine stops, and by all later operations."""
 
 
 @dataclass
@@ -37,8 +38,8 @@ class Fault:
     path: str = ""
     countdown: int = 1
     times: int = 1
-    short: int | None = None  # a write stops after this many bytes, once, without an error
-    after: bool = False  # the operation takes effect, and then fails
+    short: int | None = None  # a write stops once after this number of bytes, without an error
+    after: bool = False  # the operation takes effect and then fails
 
     def hits(self, operation: str, path: Path) -> bool:
         if operation != self.operation or self.path not in path.name or self.times == 0:
@@ -55,19 +56,19 @@ class Inode:
     data: bytearray = field(default_factory=bytearray)
     stable: bytes = b""
     pending: list[tuple[str, int, bytes]] = field(default_factory=list)
-    bad_pages: set[int] = field(default_factory=set)  # the disk does not give them
+    bad_pages: set[int] = field(default_factory=set)  # they cannot be read
 
     def is_bad(self, position: int) -> bool:
         return position // PAGE in self.bad_pages
 
     def readable_end(self, position: int, end: int) -> int:
-        """How far from `position` to `end` a read gets."""
+        """Return the end of a read from `position` to `end`."""
         bad = [page * PAGE for page in self.bad_pages if position < (page + 1) * PAGE]
         return max(min([end, *bad]), position)
 
     def heal(self, position: int, length: int) -> None:
-        """Pages that are written whole get another place on the disk. Raises OSError for parts of
-        bad ones, which the kernel has to read first."""
+        """Make pages readable that are written completely, because they get another place on the
+        disk. Raises OSError for partly written bad pages, which the kernel has to read first."""
         touched = {one for one in self.bad_pages if position < (one + 1) * PAGE}
         touched = {one for one in touched if one * PAGE < position + length}
         for page in touched:
@@ -92,7 +93,7 @@ class Inode:
         self.pending.clear()
 
     def fail_to_sync(self) -> None:
-        """The dirty pages are clean from now on, though they never reached the disk."""
+        """Mark the dirty pages as clean, although they were not written to the disk."""
         self.pending.clear()
 
     def after_power_cut(self, keep: Keep, rng: random.Random) -> Inode:
@@ -101,7 +102,7 @@ class Inode:
             if keep in ("none", "last") or (keep == "some" and rng.random() < 0.3):
                 continue
             if keep == "some" and kind == "write" and rng.random() < 0.5:
-                # Torn: a stretch of it got there, the rest is as it was, or zeros.
+                # Torn: one part was written, and the other bytes are unchanged or zeros.
                 cut = sorted((rng.randrange(len(raw) + 1), rng.randrange(len(raw) + 1)))
                 if rng.random() < 0.7:
                     cut[0] = 0
@@ -132,7 +133,7 @@ class Directory:
                 _change(names, changes)
         found = Directory()
         for name, node in names.items():
-            if id(node) not in done:  # one file may have two names for a moment
+            if id(node) not in done:  # a file may temporarily have two names
                 done[id(node)] = (
                     node.after_power_cut(keep, rng)
                     if isinstance(node, Inode)
@@ -144,7 +145,7 @@ class Directory:
 
 
 def page_at(position: int) -> range:
-    """The bytes of the page that `position` lies in."""
+    """Return the bytes of the page that contains `position`."""
     start = position - position % PAGE
     return range(start, start + PAGE)
 
@@ -172,7 +173,7 @@ def _apply(data: bytearray, kind: str, position: int, raw: bytes) -> None:
         data[position : position + len(raw)] = raw
     elif kind == "truncate" and position < len(data):
         del data[position:]
-    else:  # longer by truncate or allocate: zeros
+    else:  # extended by truncate or allocate: zeros
         data.extend(bytes(max(position - len(data), 0)))
 
 
@@ -205,7 +206,8 @@ class SimFile:
         return read_whole(self._read_once, self.size, length, position)
 
     def _read_once(self, length: int, position: int) -> bytes:
-        """As Linux does it: up to the first bad page, an error only for bytes of that page."""
+        """Read like Linux: up to the first bad page. Only a read that begins on a bad page raises
+        an error."""
         inode = self.inode
         end = inode.readable_end(position, min(position + length, len(inode.data)))
         if end == position < len(inode.data):
@@ -274,13 +276,13 @@ class SimFileSystem:
         self.stopped = False
         self.free_bytes: int | None = None
         self.copy_on_write: set[str] = set()
-        """Names of files that need room for each write, also over what is there (btrfs)."""
+        """Names of files that need free space for each write, even for overwriting (btrfs)."""
         self.open_files = 0
         self.short_reads: random.Random | None = None
-        """Reads give fewer bytes than there are, as a kernel may at any time."""
+        """True if reads return fewer bytes than requested, as a kernel may do at any time."""
         self.log: list[str] = []
         self.modified: dict[str, int] = {}
-        """The times of files, by name."""
+        """The modification times of files, by name."""
 
     # --- what goes wrong ---
 
@@ -309,7 +311,7 @@ class SimFileSystem:
             raise OSError(fault.error, "injected")
 
     def power_cut(self, keep: Keep = "some", seed: int = 0) -> SimFileSystem:
-        """The disk as the next start finds it."""
+        """Return the disk that the next start finds after a power cut."""
         rng = random.Random(seed)
         after = SimFileSystem()
         after.root = self.root.after_power_cut(keep, rng, {})
@@ -317,7 +319,7 @@ class SimFileSystem:
         return after
 
     def kill(self) -> SimFileSystem:
-        """What a killed process leaves: everything that was written, synced or not."""
+        """Return the state after a kill of the process: all written data, synced or not."""
         after = SimFileSystem()
         after.root = self.root
         after.short_reads = self.short_reads
@@ -392,7 +394,7 @@ class SimFileSystem:
         return True
 
     def modified_ns(self, path: Path) -> int:
-        """0, for not known, unless a test sets it."""
+        """Return the modification time; 0 (unknown) unless a test sets it."""
         self._node(path)
         return self.modified.get(path.name, 0)
 
@@ -423,7 +425,7 @@ class SimFileSystem:
     # --- for tests ---
 
     def digest(self) -> bytes:
-        """The same for two disks that hold the same names and bytes."""
+        """Return a digest that is equal for two disks with the same names and bytes."""
         found = hashlib.blake2b()
         _add_to_digest(found, self.root, "")
         return found.digest()
@@ -434,7 +436,7 @@ class SimFileSystem:
         return bytes(node.data)
 
     def replace(self, path: Path, raw: bytes) -> None:
-        """Change a file behind everyone's back, as a failing disk or a careless hand does."""
+        """Change a file directly, as a failing disk or a mistake of an operator would."""
         node = self._node(path)
         assert isinstance(node, Inode)
         node.data[:] = raw
@@ -442,13 +444,13 @@ class SimFileSystem:
         node.pending.clear()
 
     def is_bad(self, path: Path) -> bool:
-        """Whether a page of the file is lost."""
+        """Return True if a page of the file is lost."""
         node = self._node(path)
         assert isinstance(node, Inode)
         return bool(node.bad_pages)
 
     def lose_page(self, path: Path, position: int) -> range:
-        """From now on the disk does not give the page that `position` lies in."""
+        """Make the page that contains `position` unreadable from now on."""
         node = self._node(path)
         assert isinstance(node, Inode)
         assert position < len(node.data)
@@ -457,7 +459,7 @@ class SimFileSystem:
         return range(page.start, min(page.stop, len(node.data)))
 
     def files(self) -> list[Path]:
-        """Every file on the disk."""
+        """Return every file on the disk."""
         return sorted(_paths_below(self.root, Path("/")))
 
     def remove(self, path: Path) -> None:

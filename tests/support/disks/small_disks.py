@@ -1,7 +1,8 @@
-"""Small file systems of several kinds, to be filled up: ext4 and btrfs on a loop device, tmpfs.
+"""Small file systems of several kinds that tests fill up: ext4 and btrfs on a loop device, and
+tmpfs.
 
-Each fails in its own way when it is full: ext4 refuses new blocks, btrfs also the overwriting of
-old ones, and tmpfs refuses pages that a sparse file promises.
+Each fails in its own way when it is full. ext4 refuses new blocks. btrfs also refuses to overwrite
+old blocks. tmpfs refuses to fill the holes of a sparse file.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class SmallDisk:
     path: Path
 
     def fill(self) -> None:
-        """Take all the room there is, as another program would."""
+        """Use all free space, like another program."""
         with contextlib.suppress(OSError), (self.path / "hog").open("ab", 0) as hog:
             while self.free_bytes() > 512 * 1024:
                 hog.write(os.urandom(256 * 1024))
@@ -39,7 +40,7 @@ class SmallDisk:
                 hog.write(os.urandom(4096))
 
     def give_back(self, length: int) -> None:
-        """A little of what `fill` took."""
+        """Free a part of the space that `fill` used."""
         hog = self.path / "hog"
         os.truncate(hog, hog.stat().st_size - length)
 
@@ -54,7 +55,7 @@ class SmallDisk:
 
 @contextlib.contextmanager
 def small_disk(kind: str, directory: Path) -> Iterator[SmallDisk]:
-    """Mounted at `directory`/disk; skips the test where that is not possible."""
+    """Mount a disk at `directory`/disk. Skips the test if this is not possible."""
     path = directory / "disk"
     path.mkdir(parents=True)
     if kind == "tmpfs":

@@ -1,4 +1,5 @@
-"""The small files of a stream and of the data directory: how each is stored, and read again."""
+"""The small files of a stream and of the data directory, with the functions that store and read
+each of them."""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ DATA_DIR = DIRECTORY.parent.parent
 
 
 class SmallFile:
-    """One of them on a disk of its own. What it says is a number."""
+    """One small file on a disk of its own. Its content is a number."""
 
     name = ""
     is_hint = False
-    """True if an error may count as none at all."""
+    """True if the file counts as missing after an error."""
     can_be_made_again = False
-    """True if it counts as none where the disk does not give its bytes."""
+    """True if the file counts as missing when the disk cannot read its bytes."""
 
     def __init__(self) -> None:
         self.fs = SimFileSystem()

@@ -1,4 +1,5 @@
-"""Subject indexes of small segments, with short runs: a test need not write megabytes."""
+"""Makes subject indexes of small segments with short runs, so that a test does not have to write
+megabytes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from liftlog.server.reading import filtering
 
 
 def index_small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let them be made, however small batches and runs are."""
+    """Allow subject indexes for small batches and short runs."""
     monkeypatch.setattr(subject_indexing, "RUN_BYTES", 4096)
     monkeypatch.setattr(subject_indexing, "MOST_PART", 1)
     monkeypatch.setattr(subject_indexing, "_LEAST_BATCH_BYTES", 0)
@@ -18,6 +19,6 @@ def index_small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_small_answers_by_subject(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let readers use them for small answers and small values, too."""
+    """Let readers use subject indexes also for small answers and small values."""
     monkeypatch.setattr(by_subject, "SPARSE_VALUE_BYTES", 16)
     monkeypatch.setattr(filtering, "_LEAST_BY_SUBJECT", 0)

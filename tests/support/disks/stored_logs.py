@@ -1,5 +1,5 @@
-"""A data directory with one stream on disk, written by the real log, for tests that look at files
-and damage them."""
+"""A data directory with one stream, written by the real log, for tests that examine and damage
+files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STAMP_NS = 1_767_225_600_000_000_000
 
 
 class StoredLog:
-    """Append batches, then `close` (a clean stop) or `crash` (the process is gone)."""
+    """Append batches, then call `close` (a clean stop) or `crash` (like a killed process)."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class StoredLog:
         headers: Sequence[bytes] | None = None,
         compression: str = "none",
     ) -> None:
-        """One batch; without `commit` it is written but neither synced nor acked."""
+        """Append one batch. Without `commit` it is written, but neither synced nor acked."""
         data = make_batch(self.log, values, keys=keys, headers=headers)
         self.log.append(compressed([encoded(data, parse_header(data))], compression))
         if commit:
@@ -77,7 +77,7 @@ class StoredLog:
         self._dir.close({STREAM: state})
 
     def crash(self) -> None:
-        """Leaves everything as a killed process does."""
+        """Leave all files as a killed process leaves them."""
         self.log.close_files()
         self._dir.close(None)
 
@@ -118,7 +118,7 @@ def encoded(data: bytearray, header: BatchHeader) -> EncodedBatch:
 
 
 def batch_positions(path: Path) -> list[tuple[int, BatchHeader]]:
-    """(position, header) of every batch of an undamaged segment."""
+    """Return (position, header) of every batch of an undamaged segment."""
     raw = path.read_bytes()
     found = []
     position = 0
@@ -139,7 +139,8 @@ def flip(path: Path, position: int) -> None:
 
 
 def fingerprint(directory: Path) -> dict[str, tuple[str, int]]:
-    """Content and time of change of everything below, to show that nothing was touched."""
+    """Return the content and the modification time of all files below a directory, to show that no
+    file was changed."""
     return {
         str(path): (
             hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",

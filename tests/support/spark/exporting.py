@@ -1,4 +1,4 @@
-"""A daemon's broker, cleaner and pull server in a thread, for exports that block. No NATS."""
+"""A daemon's broker, cleaner and pull server in a thread, for exports that block. Without NATS."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _SETTINGS = COMPACTED | {"segment": {"max_bytes": "4KiB"}}
 
 
 class Put(NamedTuple):
-    """A message. Without a value a tombstone. `lines` are more headers, each with its line end."""
+    """A message. Without a value it is a tombstone. `lines` are further headers, each with its line
+    end."""
 
     key: str | None
     value: bytes | None
@@ -44,7 +45,7 @@ class Put(NamedTuple):
 
 
 class ExportedStreams:
-    """Use in `with`; `server` is where exports connect. Time passes when `advance` says so."""
+    """Use in `with`. `server` is the address for exports. Time only passes by `advance`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -60,7 +61,7 @@ class ExportedStreams:
         self.do(lambda: self.cleaning.running.broker.delete_stream(name))
 
     def put(self, name: str, messages: Iterable[Put]) -> None:
-        """Committed on return, as one group."""
+        """Publish messages as one group, committed on return."""
 
         async def put() -> None:
             host = self.cleaning.running.broker.hosts[name]
@@ -78,7 +79,7 @@ class ExportedStreams:
         return self.cleaning.running.broker.hosts[name].log
 
     def compact(self, name: str) -> None:
-        """One pass, over all that was rolled."""
+        """Run one compaction pass over all sealed segments."""
 
         async def compact() -> None:
             self.cleaning.cleaner.request(self.cleaning.running.broker.hosts[name])
@@ -94,13 +95,14 @@ class ExportedStreams:
         self.do(lambda: administration.truncate_prefix(name, offset))
 
     def truncate_before_leases(self, name: str, offset: int) -> None:
-        """Refused as long as a lease holds what would go."""
+        """Truncate the stream. The request is refused while a lease protects records that would be
+        removed."""
         with pytest.raises(Conflict):
             self.truncate(name, offset)
 
     def damage(self, name: str, offset: int, *, noticed: bool = True) -> range:
-        """One bit of the batch with that offset; `noticed`: the daemon has found it already. The
-        offsets that are lost: none if there is no batch with records at that place."""
+        """Damage one bit of the batch with this offset. With `noticed`, the daemon has detected the
+        damage already. Returns the lost offsets: none if no batch with records is at this place."""
         log, lost = self.log(name), range(0)
         for segment in log.segments:
             for position, header in batch_positions(segment.path):
@@ -120,11 +122,11 @@ class ExportedStreams:
                     await self.cleaning.cleaner._jobs.examine(host, state, segment.path.name)
 
     def run(self, what: Callable[[], object]) -> None:
-        """A function of the log, where the broker runs."""
+        """Run a function of the log in the thread of the broker."""
         self._thread.call(what)
 
     def do(self, what: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run it where the broker runs."""
+        """Run a function in the thread of the broker."""
         return self._thread.do(what)
 
     def __enter__(self) -> Self:
@@ -172,7 +174,8 @@ def _headers(message: Put) -> bytes:
 
 
 class Export:
-    """Runs of one export, without Spark. Hooks are called where their names say."""
+    """Runs of one export, without Spark. The hooks are called at the places that their names
+    describe."""
 
     def __init__(self, streams: ExportedStreams, stream: str, to: str, **always: Any) -> None:
         self.to = to
@@ -214,8 +217,8 @@ class Export:
 
 
 def table(lake: str) -> list[tuple[int, bytes | None, bytes | None]]:
-    """Offset, key and value of every row of the newest snapshot, read without the help of what
-    wrote it; and that its counts are right."""
+    """Return offset, key and value of every row of the newest snapshot, read by independent code.
+    Also checks the counts in the snapshot."""
     snapshot = newest(lake)
     if snapshot is None:
         return []

@@ -1,4 +1,4 @@
-"""The work of an export in this process."""
+"""Runs the tasks of an export in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = dict[str, object]
 
 
 class LocalEngine:
-    """Tasks come as they come to another host, and in another order."""
+    """Runs tasks after pickling, as on another host, and in another order."""
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -28,5 +28,5 @@ class LocalEngine:
 
 
 def rows_of(paths: Sequence[str | Path]) -> list[Row]:
-    """Read without the help of what wrote them."""
+    """Read rows by code that is independent of the code that wrote them."""
     return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]

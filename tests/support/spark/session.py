@@ -1,4 +1,4 @@
-"""A local Spark for tests, and what a machine lacks to run one."""
+"""A local Spark for tests, and checks of the machine's requirements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HOW = (
 
 @cache
 def missing_for_spark() -> str | None:
-    """What is missing and how to get it; None when Spark can run."""
+    """Return the missing requirement and its remedy; None if Spark can run."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(f"{home}/bin/java" if home else "java")
     if java is None:
@@ -48,7 +48,7 @@ def missing_for_spark() -> str | None:
 
 
 def require_spark() -> None:
-    """Skips the test, and says why, where Spark cannot run; fails it in CI, where it has to."""
+    """Skip the test with the reason if Spark cannot run. In CI, fail the test."""
     missing = missing_for_spark()
     if missing is not None:
         if os.environ.get("CI") == "true":
@@ -81,14 +81,14 @@ def spark_settings(directory: Path) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.local.dir": str(directory / "local"),
-        # Starts in two thirds of the time; these sessions are short.
+        # With these options Spark starts in two thirds of the time. These sessions are short.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
         f"-Dderby.system.home={directory}",
     }
 
 
 def start_spark(directory: Path, master: str = "local[2]") -> SparkSession:
-    """A new session of this process."""
+    """Create a new session of this process."""
     from pyspark.sql import SparkSession
 
     os.environ.update(spark_environment())
@@ -101,10 +101,11 @@ def start_spark(directory: Path, master: str = "local[2]") -> SparkSession:
 
 
 def patiently(run: Callable[[], T]) -> T:
-    """What a streaming query comes to, begun again if its Python did not start in time.
+    """Return the result of a streaming query. If its Python process did not start in time, begin
+    the query again.
 
-    Spark gives the process of a streaming source 10 seconds to start, and no setting changes that;
-    a machine that does much else may need longer. No other failure is tried again.
+    Spark gives the process of a streaming source 10 seconds to start, and no setting changes this
+    time. On a busy machine this may not be enough. No other failure is retried.
     """
     for _ in range(9):
         try:
@@ -116,7 +117,8 @@ def patiently(run: Callable[[], T]) -> T:
 
 
 def run_to_end(spark: SparkSession, logs: ServedLogs, directory: Path, **options: str) -> list[int]:
-    """A query over all that is there; returns the rows of its micro-batches."""
+    """Run a query over all existing records, and return the numbers of rows of its
+    micro-batches."""
 
     def run() -> list[int]:
         query = (

@@ -1,7 +1,7 @@
 """A standalone Spark cluster for tests: a master and two workers as processes, on loopback.
 
-They are started by the entry point of the image `liftlog-spark`, with free ports and little memory,
-and are gone when the test process is, however that ends.
+The entry point of the image `liftlog-spark` starts them with free ports and little memory. They end
+with the test process, however it ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ ENTRYPOINT = REPOSITORY / "config/spark/entrypoint.sh"
 WORKERS = 2
 START_TIMEOUT_SECONDS = 200.0
 
-# Starts in two thirds of the time; these processes are short-lived.
+# With these options Spark starts in two thirds of the time. These processes run only for a short
+# time.
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -39,7 +40,7 @@ class Done(NamedTuple):
 
 
 class SparkCluster:
-    """Use in `with`; `url` is the master's."""
+    """Use in `with`. `url` is the URL of the master."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -55,7 +56,7 @@ class SparkCluster:
         files: Sequence[Path] = (),
         timeout: float = 500,
     ) -> Done:
-        """`spark-submit` and wait for it. `command` is the job and its arguments."""
+        """Run `spark-submit`, and wait for its end. `command` is the job and its arguments."""
         chosen = {
             "spark.master": self.url,
             "spark.driver.host": "127.0.0.1",
@@ -93,7 +94,7 @@ class SparkCluster:
         return Done(process.returncode, out.decode(), err.decode())
 
     def state(self) -> dict[str, Any]:
-        """What the master says of its workers and applications."""
+        """Return the master's description of its workers and applications."""
         with urllib.request.urlopen(f"{self._web}/json/", timeout=10) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
@@ -132,7 +133,7 @@ class SparkCluster:
         self._await(lambda: self.state()["aliveworkers"] == WORKERS, "lacks its workers")
 
     def stop(self) -> None:
-        """Ends the workers, then the master. Nothing that they started is left."""
+        """Stop the workers, then the master, and all processes that they have started."""
         for _, process in reversed(self._processes):
             kill_session(process)
         self._processes.clear()
@@ -193,7 +194,7 @@ class SparkCluster:
 
 
 def spark_home() -> Path:
-    """The folder of the pip package."""
+    """Return the folder of the pip package."""
     import pyspark
 
     return Path(pyspark.__file__).parent

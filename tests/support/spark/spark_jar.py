@@ -1,4 +1,5 @@
-"""The jar of `spark-connector/` in the Spark session of the tests, beside the Python source."""
+"""The jar of `spark-connector/` in the Spark session of the tests, in addition to the Python
+source."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ ALL_COLUMNS = "offset,timestamp,subject,key,headers,value,stream"
 
 
 def require_jar() -> str:
-    """The path of the jar, compiled if necessary. Skips the test where there is no compiler, and
-    fails it in CI."""
+    """Return the path of the jar, compiled if necessary. Skips the test if there is no compiler; in
+    CI, fails the test."""
     if shutil.which("javac") is None and os.environ.get("CI") != "true":
         pytest.skip("there is no javac: apt install default-jdk-headless")
     spark_jar.build()
@@ -31,17 +32,17 @@ def require_jar() -> str:
 
 
 def hadoop_of(spark: SparkSession) -> Any:
-    """Hadoop's configuration, which pyspark does not show."""
+    """Return Hadoop's configuration, which pyspark does not provide."""
     return spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
 
 
 def executed_plan(frame: Any) -> Any:
-    """The plan of Spark, as its JVM has it."""
+    """Return Spark's plan, as an object of its JVM."""
     return _execution(frame).executedPlan()
 
 
 def partition_count(frame: Any) -> int:
-    """In how many partitions it is read."""
+    """Return the number of partitions of a read."""
     return int(_execution(frame).toRdd().getNumPartitions())
 
 
@@ -50,7 +51,7 @@ def _execution(frame: Any) -> Any:
 
 
 class JarOfSession:
-    """Puts the jar on the class path, as `ADD JAR` does; it counts only inside `used`."""
+    """Puts the jar on the class path, like `ADD JAR`. It is only used inside of `used`."""
 
     def __init__(self, spark: SparkSession) -> None:
         jvm: Any = spark._jvm
@@ -64,7 +65,7 @@ class JarOfSession:
         return self._while(self._with)
 
     def unused(self) -> AbstractContextManager[None]:
-        """Inside `used`: the Python source for a while."""
+        """Use the Python source temporarily, inside of `used`."""
         return self._while(self._without)
 
     @contextmanager
@@ -78,7 +79,7 @@ class JarOfSession:
 
 
 def jar_rows(spark: SparkSession, condition: str = "", **options: Any) -> list[dict[str, Any]]:
-    """What the jar reads, in order."""
+    """Return the rows that the jar reads, in order."""
     frame = spark.read.format("liftlog").options(**options).load()
     if condition:
         frame = frame.where(condition)
@@ -87,7 +88,7 @@ def jar_rows(spark: SparkSession, condition: str = "", **options: Any) -> list[d
 
 
 def python_rows(**options: Any) -> list[dict[str, Any]]:
-    """What the Python source reads, without Spark."""
+    """Return the rows that the Python source reads, without Spark."""
     parsed = parse_options({name: str(value) for name, value in options.items()})
     rows = [
         row

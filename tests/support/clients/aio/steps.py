@@ -1,4 +1,4 @@
-"""Steps of tests that iterate over what a client reads."""
+"""Steps of tests that iterate over data from a client."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 
 async def offsets(client: Any, seen: list[int], *args: Any, **options: Any) -> None:
-    """Put the offsets into `seen` as they come."""
+    """Append the offsets to `seen` as they arrive."""
     async for batch in client.read_batches(*args, **options):
         seen.extend(batch.offsets())
 
 
 async def take(iterator: Any, count: int | None = None) -> list[Any]:
-    """So many items, fewer at the end; None: all."""
+    """Return `count` items, or fewer at the end of the iteration; all items if `count` is None."""
     found: list[Any] = []
     while count is None or len(found) < count:
         item = await anext(iterator, None)
@@ -23,14 +23,14 @@ async def take(iterator: Any, count: int | None = None) -> list[Any]:
 
 
 async def first(iterator: Any) -> Any:
-    """Leave the iteration after its first item."""
+    """Return the first item and end the iteration."""
     async for item in iterator:
         return item
     raise AssertionError("it has no item")
 
 
 async def take_in_block(consumer: Any) -> list[Any]:
-    """All items, taken in the block of the consumer."""
+    """Return all items, read inside of the consumer's `async with` block."""
     async with consumer:
         return await take(consumer)
 
@@ -44,8 +44,8 @@ async def fail_at(consumer: Any, offset: int) -> None:
 
 
 async def ping_amid_a_read(client: Any, log: Any, count: int, *args: Any, **options: Any) -> int:
-    """How often `log` has been read when the first batch was taken and `count` pings answered. The
-    rest has 39 records."""
+    """Return the number of reads of `log` at the moment when the first batch was taken and `count`
+    pings were answered. The remaining batches have 39 records."""
     reader = client.read_batches(*args, **options)
     await anext(reader)
     for _ in range(count):
@@ -56,7 +56,8 @@ async def ping_amid_a_read(client: Any, log: Any, count: int, *args: Any, **opti
 
 
 async def create_amid_reads(client: Any, read: str, settings: dict[str, str]) -> int:
-    """Begin four reads, create a stream, and count the records that the reads have left."""
+    """Begin four reads, create a stream, and return the number of records that the reads have not
+    returned yet."""
     readers = [client.read_batches(read, until="end") for _ in range(4)]
     for reader in readers:
         await anext(reader)
