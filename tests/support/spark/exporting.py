@@ -95,8 +95,8 @@ class ExportedStreams:
         self.do(lambda: administration.truncate_prefix(name, offset))
 
     def truncate_before_leases(self, name: str, offset: int) -> None:
-        """Truncate the stream. The request is refused while a lease protects records that would be
-        removed."""
+        """Check that a truncation is refused, because a lease protects records that it would
+        remove."""
         with pytest.raises(Conflict):
             self.truncate(name, offset)
 

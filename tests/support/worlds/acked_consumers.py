@@ -1,4 +1,4 @@
-"""The consumers with acks of a broker, without NATS: what would be sent is collected."""
+"""The consumers with acks of a broker, without NATS. Messages that would be sent are collected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STREAM = "jobs"
 
 
 class Leaf:
-    """A leaf node connection to a server on which all subjects have subscribers."""
+    """A leaf node connection to a server. All subjects on this server have subscribers."""
 
     connected = True
     max_payload_bytes = 0
@@ -97,7 +97,8 @@ class Link:
 
 
 class SlowJournal:
-    """Stands for `Journal.synced`: while `gate` is not set, syncs wait; then they may fail."""
+    """Replaces `Journal.synced`. Syncs wait while `gate` is not set, and can then be made to
+    fail."""
 
     def __init__(self, journal: Journal) -> None:
         self.gate = asyncio.Event()
@@ -155,13 +156,13 @@ class World:
         return SlowJournal(await self.broker.journal.get())
 
     async def stored(self, name: str) -> dict[str, Any] | None:
-        """The configuration in the journal."""
+        """Return the configuration in the journal."""
         journal = await self.broker.journal.get()
         found = await journal.load(ConsumerKey(self.host.log.incarnation, name))
         return None if found is None else dict(json.loads(found.settings)["config"])
 
     async def stored_offset(self, name: str) -> int:
-        """The offset in the journal at which the consumer continues."""
+        """Return the offset in the journal at which the consumer continues."""
         journal = await self.broker.journal.get()
         found = await journal.load(ConsumerKey(self.host.log.incarnation, name))
         assert found is not None
@@ -178,7 +179,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def acked_world(
     directory: Path, leaf: Leaf | None = None, link: Link | None = None, **stream: Any
 ) -> AsyncIterator[World]:
-    """Consumers of a broker with the stream `jobs`, and its settings."""
+    """Yield the consumers of a broker with the stream `jobs`."""
     running = Running(directory, **{STREAM: stream or {"subject": "in"}})
     broker = await running.start()
     services = PullServices(broker, PullLimits(), None, broker.intake.ingested)

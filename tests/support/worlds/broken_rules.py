@@ -1,4 +1,4 @@
-"""Each rule of replication, broken: the simulator has to notice every one of these."""
+"""Breaks each rule of replication. The simulator must detect every broken rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from liftlog.cluster.record import Mark, StreamMetadata
 
 
 class AnyEpochServed(Leader):
-    """Followers tell no record, as those of an older version do not: else R16 makes up for it."""
+    """Serves requests of every epoch. Followers do not report their record, like those of an older
+    version, because otherwise R16 would hide the defect."""
 
     def fetched(self, request: FetchRequest, now: float) -> Verdict:
         return super().fetched(replace(request, mark=None, leader_mark=None), now)
@@ -64,7 +65,7 @@ class CaughtUpAtOnce(Leader):
 
 
 class AnyStartServed(Leader):
-    """A late request of a former life counts for the present one."""
+    """Treats a late request of an earlier process run as a request of the present one."""
 
     def fetched(self, request: FetchRequest, now: float) -> Verdict:
         return super().fetched(replace(request, start=self._newest_start(request.node)), now)
@@ -76,14 +77,14 @@ class AckedByAnIsrThatOnlyTheLeaderKnows(Leader):
 
 
 class TellsNoRecord(Leader):
-    """Followers hear of the in-sync set from the metadata store alone."""
+    """Does not send the record. Followers get the in-sync set only from the metadata store."""
 
     def tells_record(self, mark: Mark | None, leader_mark: Mark | None) -> bool:
         return False
 
 
 class KnowsBetterThanFollowers(Leader):
-    """A follower that knows a newer record than the leader does not count."""
+    """Ignores confirmations of a follower that has a newer record than the leader."""
 
     def _has_agreed(self, follower: FollowerState) -> bool:
         return self._agrees(follower.mark)
@@ -97,7 +98,7 @@ class LateAnswersUsed(Follower):
 
 
 class AnyHistoryIsItsOwn(Follower):
-    """Does not notice that its leader knows a record that the store has forgotten."""
+    """Does not detect that its leader has a record that the metadata store has lost."""
 
     def answered(self, answer: Answer, *, first_stored: int = 0) -> Effect | None:
         return super().answered(replace(answer, checksum=0), first_stored=first_stored)
@@ -136,7 +137,8 @@ class CaughtUpWithoutConsumers(Leader):
 
 
 class ConfirmsConsumersForever(Leader):
-    """Does not ask whether the in-sync set is large enough, and whether followers know it."""
+    """Does not check that the in-sync set is large enough, and that the followers have received
+    it."""
 
     def confirm_states(self) -> bool:
         return self.states.confirm(self._waits_for)
@@ -168,7 +170,7 @@ CALM = Faults(
     late_copies=8,
     reordered=0.1,
 )
-"""Nothing breaks, but the lead moves often, and frames of two epochs ago arrive."""
+"""No faults, but the leadership moves often, and frames of two epochs ago arrive."""
 
 FORGETFUL = Faults(
     elections=0.3,
@@ -179,11 +181,11 @@ FORGETFUL = Faults(
     failing_syncs=0,
     late_copies=4,
 )
-"""Followers come back with older disks, and frames of their former lives arrive."""
+"""Followers start again with older disks, and frames of their earlier process runs arrive."""
 
 
 STORE_CUT_OFF = Faults(store_cuts=1, lost_disks=0)
-"""Nodes cannot reach the metadata store, and acks go on where that is promised."""
+"""Nodes cannot reach the metadata store. Acks must continue if this is promised."""
 
 OFTEN_SET_BACK = Faults(
     elections=0.2,
@@ -196,24 +198,25 @@ OFTEN_SET_BACK = Faults(
     set_backs=3,
     store_cuts=1,
 )
-"""Nodes start by a record that is older than what their leader knows."""
+"""Nodes start with a record that is older than the record of their leader."""
 
 STEADY = Faults(elections=0.5, crashes=0.5, power_cuts=0.3, blackouts=0.1, lost_disks=0.5)
-"""Enough is committed between faults for compaction to have something to remove."""
+"""Enough records are committed between faults, so that compaction has records to remove."""
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A rule that is switched off, and where to look for what comes of it."""
+    """A rule that is switched off, and the settings of the runs that should detect it."""
 
     rules: Rules
     faults: Faults | None = None
     first_seed: int = 0
-    """Where to begin: with a run that found it, for those that come up once in hundreds."""
+    """First seed of the search. If a defect occurs only once in hundreds of runs, it is the seed of
+    a run that detects it."""
     compacted: bool = False
-    """Whether it takes a compacted stream, on real logs."""
+    """True if a compacted stream on real logs is needed."""
     consumers: bool = False
-    """Whether it takes consumers with acks."""
+    """True if consumers with acks are needed."""
 
     def world(self, seed: int) -> World:
         faults = replace(self.faults or Faults(), consumers=float(self.consumers))

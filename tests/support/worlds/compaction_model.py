@@ -1,7 +1,7 @@
-"""Compaction on plain lists: what a pass must do, one record at a time, and what must hold.
+"""Compaction on plain lists: applies a pass record by record, and checks the result.
 
-`run_pass` takes the plan, the key map and the keep mask from the package and everything else
-from the simplest code that could do it; the log's own rewriting is tested elsewhere.
+`run_pass` uses the plan, the key map and the keep mask of the package. The other steps are
+implemented in the simplest way. Other tests cover the rewriting code of the log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """A segment; the view that planning needs is computed from its rows."""
+    """A segment. The view that planning needs is computed from its rows."""
 
     base_offset: int
     next_offset: int
@@ -81,7 +81,7 @@ class CompactedLog:
         )
 
     def run_pass(self, plan: CompactionPlan, keymap: KeyMap) -> bool:
-        """Apply `plan`; False when memory ended the pass before its end."""
+        """Apply `plan`. Returns False if the memory was used up before the end of the plan."""
         mapped_end = self._map(plan, keymap)
         pieces: list[Piece] = []
         untouched = list(range(len(self.pieces)))
@@ -137,7 +137,7 @@ class CompactedLog:
         )
 
     def append(self, rows: Sequence[tuple[bytes | None, bytes | None]], now: int) -> None:
-        """Add rows to the active segment, the last one."""
+        """Append rows to the active segment, which is the last one."""
         active = self.pieces[-1]
         new = [Row(active.next_offset + i, *row, now) for i, row in enumerate(rows)]
         self.pieces[-1] = replace(
@@ -162,7 +162,8 @@ def is_tombstone(row: Row) -> bool:
 
 
 def column(keys: Sequence[bytes | None], *, noise: bytes = b"") -> KeyColumn:
-    """A column as it may lie in a batch: `noise` stands before it and where there is no key."""
+    """Return a column like one in a batch. `noise` precedes the keys, and fills the places without
+    a key."""
     parts = [noise if key is None else key for key in keys]
     ends = np.cumsum([len(noise), *map(len, parts)]).astype(np.int32)
     data = np.frombuffer(noise + b"".join(parts), np.uint8)
@@ -182,7 +183,7 @@ def survivors(rows: Sequence[Row], keymap: KeyMap, *, drop_tombstones: bool) -> 
 
 
 def table_of(rows: Collection[Row]) -> dict[bytes, bytes]:
-    """What a reader from the beginning knows at the end: the newest value of each key."""
+    """Return the newest value of each key, which a reader has at the end of the log."""
     table: dict[bytes, bytes] = {}
     for row in rows:
         if row.key is None:

@@ -1,7 +1,7 @@
-"""What a daemon does with one log, written so that it can be stopped before any of its steps.
+"""Operations of a daemon on one log, in a form that can be stopped before each step.
 
-Each scenario is a function of (world, durability). It keeps `world.promises` up to date step by
-step: what was acked, and while a truncation is under way, what holds if it is made.
+Each scenario is a function of (world, durability). It updates `world.promises` step by step: the
+acked records and, during a truncation, the promises that are valid after the truncation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLEAN = DIRECTORY.parent.parent / "clean"
 
 
 def new_disk() -> SimFileSystem:
-    """With a durable place for the log."""
+    """Return a disk with a durable directory for the log."""
     fs = SimFileSystem()
     fs.make_directory(DIRECTORY.parent)
     for directory in DIRECTORY.parents:
@@ -44,13 +44,13 @@ def new_disk() -> SimFileSystem:
 
 
 class World:
-    """One machine: its disk, its daemon's log, and what the daemon promised to whom."""
+    """One machine with its disk, the log of its daemon, and the promises to publishers."""
 
     def __init__(self) -> None:
         self.fs = new_disk()
         self.promises = Promises()
         self.tombstones_removed_below = 0
-        """Set before files without tombstones may be seen."""
+        """Set before readers can see files without these tombstones."""
 
     def create(self, durability: str) -> tuple[Log, Writer]:
         log = create(self.fs)
@@ -78,8 +78,8 @@ def _load_state(fs: SimFileSystem, kind: str) -> ActiveState | None:
 
 
 def start(fs: SimFileSystem, boot: str, config: LogConfig = SMALL) -> tuple[Log, RecoveryReport]:
-    """As a daemon starts: the clean marker goes, durably, before the log is opened, and the
-    directories of all streams are durable, also of one whose creation was interrupted."""
+    """Start like a daemon. The clean marker is durably removed before the log is opened, and the
+    directories of all streams are durable, even after an interrupted creation."""
     point, clean = _load_state(fs, POINTS.name), _load_state(fs, CLEAN.name)
     if clean is not None:
         fs.unlink(CLEAN)
@@ -91,7 +91,8 @@ def start(fs: SimFileSystem, boot: str, config: LogConfig = SMALL) -> tuple[Log,
 
 
 def live(log: Log, writer: Writer) -> bool:
-    """Commits and rolls, with what the daemon does when one fails; whether the stream lives on."""
+    """Make commits and rolls, and handle failures like the daemon. Returns True if the stream can
+    continue."""
     for round_ in range(7):
         try:
             if round_ == 3:
@@ -108,7 +109,7 @@ def live(log: Log, writer: Writer) -> bool:
             writer.promises.end = max(writer.promises.end, log.durable_end_offset)
             writer.waiting.clear()
         except (StorageError, DiskFull):
-            pass  # nacked; the next group may have better luck
+            pass  # nacked; the next group may succeed
     return True
 
 
@@ -116,7 +117,7 @@ def live(log: Log, writer: Writer) -> bool:
 
 
 def merge(log: Log, files: Sequence[str]) -> list[SegmentEntry]:
-    """Write one file with the batches of several sealed segments, as a rewriting job would."""
+    """Write one file with the batches of several sealed segments, like a rewriting job."""
     fs = log.environment.fs
     old = [segment for segment in log.segments if segment.path.name in files]
     entry = SegmentEntry(
@@ -162,7 +163,8 @@ def groups_and_rolls(world: World, durability: str) -> None:
 
 
 def rolls_before_the_sync(world: World, durability: str) -> None:
-    """A roll syncs what it seals: what the log calls durable is."""
+    """Roll before the sync. A roll syncs the sealed segment, so the log's durable end must be
+    right."""
     log, writer = world.create(durability)
     for _ in range(6):
         writer.waiting.update(append(log, world.promises, 4))
@@ -295,7 +297,7 @@ def failed_syncs(world: World, durability: str) -> None:
             log.writer.note_acked(log.log_end_offset)
             world.promises.end = log.log_end_offset
         world.fs.faults = [Fault("fsync", path=".log")]
-        for offset in writer.waiting:  # lost with the tail, and known to be
+        for offset in writer.waiting:  # lost with the tail, and recorded as lost
             world.promises.after_kill.pop(offset, None)
         writer.waiting.clear()
         try:
@@ -306,7 +308,8 @@ def failed_syncs(world: World, durability: str) -> None:
 
 
 def batches_of_another_log(world: World, durability: str) -> None:
-    """A follower: fed with raw batches, cut back where its leader went on in another epoch."""
+    """Append raw batches like a follower, and truncate the log where its leader has begun another
+    epoch."""
     leader_fs, written = SimFileSystem(), Promises()
     leader = create(leader_fs)
     for size in (3, 2, 4):

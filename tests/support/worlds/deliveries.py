@@ -1,4 +1,4 @@
-"""A consumer with acks whose log has every offset, for tests with many messages."""
+"""A consumer with acks on a log without holes, for tests with many messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 def records(offsets: Ints) -> Records:
-    """Records of 100 bytes; each has its own stamp."""
+    """Return records of 100 bytes with different timestamps."""
     return Records(offsets, np.full(len(offsets), 100), NOW + offsets)
 
 
@@ -31,7 +31,7 @@ def acks_of(offsets: Ints, count: int = 1, kind: AckKind = AckKind.ACK, delay_ns
 
 
 class Lead:
-    """A leader with its deltas. `step`: distance of the offsets that match its filter."""
+    """A leader and its deltas. `step` is the distance between offsets that match its filter."""
 
     def __init__(self, settings: Settings | None = None, step: int = 1) -> None:
         self.consumer = Consumer(ConsumerState(settings or Settings(), 0))
@@ -48,7 +48,7 @@ class Lead:
         self.consumer.pull(PullRequest(reply, batch), batch, self.now)
 
     def deliver(self, count: int, at_once: int = 500) -> Ints:
-        """Deliver so many new messages, and return their offsets."""
+        """Deliver `count` new messages, and return their offsets."""
         self.pull(count)
         first = -(-self.state.next_offset // self.step) * self.step
         offsets = first + self.step * np.arange(count, dtype=np.int64)
@@ -65,7 +65,7 @@ class Lead:
         return verdicts.tolist()
 
     def redeliver(self, at_once: int = 500) -> Ints:
-        """Deliver everything that is due again, and return the offsets in order."""
+        """Deliver all due messages again, and return their offsets in order."""
         self.pull(self.state.pending.queued)
         found = [np.empty(0, np.int64)]
         while len(again := self.consumer.wants(self.now, at_once).again):
@@ -92,7 +92,7 @@ class Lead:
         return list(turn.instructions)
 
     def deliveries(self) -> list[tuple[int, int]]:
-        """Offset and count of every delivery that was sent."""
+        """Return offset and delivery count of every delivery that was sent."""
         return [
             row
             for one in self.sent

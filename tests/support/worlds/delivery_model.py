@@ -1,4 +1,5 @@
-"""A consumer with acks as a dict of messages, one message and one pull at a time."""
+"""A model of a consumer with acks: a dict of messages. It handles one message and one pull at a
+time."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Message:
     since_ns: int
     count: int = 1
     until_ns: int | None = None
-    """Set while a nak delays it."""
+    """Set while a nak delays the message."""
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Model:
     exhausted: list[int] = field(default_factory=list)
     pulls: list[Pull] = field(default_factory=list)
     sent: dict[bytes, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    """Replies -> messages and statuses, since `sent` was cleared."""
+    """Messages and statuses by reply, since `sent` was cleared."""
     advisories: list[tuple[str, int, int]] = field(default_factory=list)
 
     # --- demand ------------------------------------------------------------------
@@ -103,7 +104,8 @@ class Model:
         return None
 
     def share(self, sizes: list[int], now_ns: int) -> dict[bytes, list[int]]:
-        """Give messages of these sizes to the pulls; return the places that each reply got."""
+        """Assign messages of these sizes to the pulls. Returns the indexes of the messages for each
+        reply."""
         found: dict[bytes, list[int]] = defaultdict(list)
         for place, size in enumerate(sizes):
             pull = self._take(size, now_ns)
@@ -142,7 +144,7 @@ class Model:
     def redeliver(
         self, asked: list[int], log: dict[int, int], num_pending: int, now_ns: int
     ) -> None:
-        """`log`: sizes of the records that exist."""
+        """Deliver again. `log` has the sizes of existing records."""
         for offset in [one for one in asked if one not in log]:
             self.done(offset)
         for offset in [one for one in asked if one in log]:
@@ -165,7 +167,8 @@ class Model:
         num_pending: int,
         now_ns: int,
     ) -> None:
-        """`found`: offset, size and stamp of matching records from `next` to `end`."""
+        """Deliver for the first time. `found` has offset, size and timestamp of the matching
+        records from `next` to `end`."""
         for number, (offset, size, stamp_ns) in enumerate(found):
             left = num_pending - number - 1
             size += self._reply_size(1, offset, self.sequence + 1, left)
@@ -188,7 +191,7 @@ class Model:
     def acknowledge(
         self, offset: int, count: int, stamp_ns: int, kind: AckKind, delay_ns: int, now_ns: int
     ) -> set[Verdict]:
-        """Return the verdicts that are right."""
+        """Return the verdicts that are allowed."""
         if self.settings.ack_policy == AckPolicy.NONE or not 0 <= offset < self.next:
             return {Verdict.IGNORED}
         message = self.messages.get(offset)

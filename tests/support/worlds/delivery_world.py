@@ -1,8 +1,9 @@
-"""A consumer with acks, its model and a follower side by side, on a log with holes.
+"""Runs a consumer with acks, its model and a follower in parallel, on a log with holes.
 
-Each step does the same to the consumer and to the model, and compares what both sent. The end of a
-turn writes the delta, brings the follower up to date and checks that its state is the leader's. A
-crash forgets the turn, or what left after it, and begins a new leader from snapshot and deltas.
+Each step applies the same change to the consumer and to the model, and compares the messages that
+both send. The end of a turn writes the delta, applies it to the follower, and checks that its state
+equals the leader's state. A crash drops the turn, or the messages sent after it, and a new leader
+begins from the snapshot and the deltas.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class DeliveryWorld:
     def __init__(self, settings: Settings) -> None:
         self.now = START
         self.log: dict[int, tuple[int, int, bool]] = {}
-        """Offset -> size, stamp, True if it matches."""
+        """Maps each offset to size, timestamp, and True if the record matches."""
         self.stamps: dict[int, int] = {}
-        """Stamps of all records, also of those that are gone."""
+        """Timestamps of all records, including removed ones."""
         self.log_start = self.log_end = 0
         self.model = Model(settings, 0)
         self.consumer = Consumer(ConsumerState(settings, 0))
@@ -43,15 +44,15 @@ class DeliveryWorld:
         self.deltas: list[bytes] = []
         self.durable = copy.deepcopy(self.model)
         self.deliveries: dict[int, tuple[int, int]] = {}
-        """Newest delivery of each offset that left: its count, and the time."""
+        """Delivery count and time of the newest sent delivery of each offset."""
         self.known: list[tuple[int, int]] = []
-        """Offsets and counts that workers may ack, in the order of delivery."""
+        """Offsets and delivery counts that workers may ack, in the order of delivery."""
         self.confirmed: set[int] = set()
-        """Offsets of acks that were confirmed."""
+        """Offsets whose acks were confirmed."""
         self.delayed: dict[int, int] = {}
-        """Offsets of naks that were confirmed, and the ends of their delays."""
+        """Offsets whose naks were confirmed, and the ends of their delays."""
         self.answers: list[tuple[int, AckKind, int]] = []
-        """Acks that count once the turn is written."""
+        """Acks that take effect when the turn is written."""
         self.pulls = 0
         self.stats: Counter[str] = Counter()
 
@@ -64,7 +65,7 @@ class DeliveryWorld:
             self.log_end += 1
 
     def remove(self, offsets: list[int], noticed: bool) -> None:
-        """Compaction removes records; a read may notice."""
+        """Remove records by compaction. A read may detect the removal."""
         gone = [one for one in offsets if self.log.pop(one, None)]
         if noticed and gone:
             self.consumer.records_gone(np.array(gone, np.int64))
@@ -94,7 +95,7 @@ class DeliveryWorld:
             self.delayed.pop(offset, None)
 
     def matches(self) -> list[int]:
-        """Offsets of the matching records that are still to be delivered for the first time."""
+        """Return the offsets of matching records that are not yet delivered for the first time."""
         return [one for one, found in self.log.items() if found[2] and one >= self.model.next]
 
     # --- workers -----------------------------------------------------------------
@@ -113,7 +114,7 @@ class DeliveryWorld:
             self.consumer.drop_pulls([pull.request.reply])
 
     def serve(self, most: int) -> int:
-        """Read what the consumer wants, and return how many messages were read."""
+        """Read the records that the consumer wants, and return their number."""
         wants = self.consumer.wants(self.now, most)
         paused = self.now < self.model.settings.pause_until_ns
         demand = 0 if paused else min(sum(pull.left for pull in self.model.pulls), most)
@@ -139,7 +140,7 @@ class DeliveryWorld:
         return len(wants.again)
 
     def acknowledge(self, acks: list[tuple[int, int, int, AckKind, int]]) -> None:
-        """Offset, count, stamp, kind and delay in s of each."""
+        """Apply acks: tuples of offset, count, timestamp, kind and delay in s."""
         if self.model.settings.ack_policy == AckPolicy.ALL and len(acks) > 1:
             for ack in acks:
                 self.acknowledge([ack])
@@ -185,7 +186,7 @@ class DeliveryWorld:
     # --- turns -------------------------------------------------------------------
 
     def end_turn(self) -> None:
-        """Write the delta, compare states, and let everything leave."""
+        """Write the delta, compare the states, and send all messages."""
         turn = self.consumer.end_turn()
         self.deltas.append(turn.delta)
         apply_delta(self.follower, turn.delta)
@@ -204,7 +205,7 @@ class DeliveryWorld:
         self.durable = copy.deepcopy(self.model)
 
     def crash(self, written: bool, new_snapshot: bool) -> None:
-        """Stop before the delta is written, or after it; then another leader begins."""
+        """Stop before or after the delta is written. Then another leader begins."""
         if written:
             self.end_turn()
         else:
@@ -220,14 +221,15 @@ class DeliveryWorld:
         self.consumer = Consumer(state)
         self.consumer.take_over(self.now)
         self.model.take_over(self.model.pulls, self.now)
-        # The log may have moved on while no one led.
+        # The log may have changed while there was no leader.
         self.consumer.log_started(self.log_start)
         self.model.log_started(self.log_start)
         self.end_turn()
         self.stats["crashes"] += 1
 
     def drain(self) -> None:
-        """Let a good worker do the rest: no matching record was skipped, and nothing hangs."""
+        """Let a perfect worker process all messages. Checks that no matching record was skipped,
+        and that no message is left."""
         self.update(Settings(self.model.settings.ack_policy, max_waiting=512))
         wanted = {one for one, found in self.log.items() if found[2]}
         self.consumer.drop_pulls([pull.request.reply for pull in self.model.pulls])
@@ -296,7 +298,7 @@ class DeliveryWorld:
         self._note(sent)
 
     def _note(self, sent: dict[bytes, list[Any]]) -> None:
-        """Check what workers see: counts grow by one, and nothing confirmed comes again."""
+        """Check the deliveries: counts grow by one, and no confirmed message is delivered again."""
         messages = [row for rows in sent.values() for row in rows if not isinstance(row[0], str)]
         for offset, _, count, _ in sorted(messages, key=lambda row: row[1]):
             before = self.deliveries.get(offset, (0, 0))[0]

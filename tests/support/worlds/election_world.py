@@ -1,9 +1,10 @@
-"""Some nodes of one replicated stream in simulated time: who takes the lead, and who must not.
+"""Nodes with one replicated stream in simulated time: checks which node becomes the leader, and
+which must not.
 
-`liftlog.cluster.election` decides. Around it are processes that die, hang and start, lines that
-swallow what goes one way, and a metadata store that is out of reach, for one node or for all, while
-the sessions in it go on expiring. No records are copied here: that what is elected has everything
-that was acked is the matter of `replica_world`.
+`liftlog.cluster.election` decides. This module simulates processes that die, hang and start, lines
+that lose data in one direction, and a metadata store that one node or all nodes cannot reach, while
+its sessions expire. No records are copied here. `replica_world` checks that an elected node has all
+acked records.
 """
 
 from __future__ import annotations
@@ -31,15 +32,17 @@ TICK = 0.05
 PATIENCE = Patience()
 SESSION = PATIENCE.session
 NOTICE = 0.2
-"""After so long every node that reaches the store has the newest record."""
+"""Seconds within which every node that reaches the store gets the newest record."""
 WAKING = 0.3
-"""After a sleep of the machine its processes run again one after the other, within this time."""
+"""After a suspension of the machine, its processes continue one after the other, within this
+time."""
 QUICK = 1.6
-"""A leader that died is replaced within so many seconds, one that hangs after its silence."""
+"""A dead leader is replaced within this number of seconds, and a hanging leader this long after its
+silence."""
 
 
 class Misjudged(AssertionError):
-    """An election that should not have been, or one that did not come."""
+    """An election that was wrong, or a missing election."""
 
 
 @dataclass
@@ -49,9 +52,9 @@ class Node:
     up: bool = True
     hung_until: float = 0.0
     stopped: bool = False
-    """Leads by the record, and takes no messages any more."""
+    """True if the node leads according to the record, but accepts no more messages."""
     store: bool = True
-    """Whether it reaches the store."""
+    """True if the node reaches the store."""
     attached: bool = True
     """Whether it has NATS."""
     view: StreamMetadata = field(kw_only=True)
@@ -59,7 +62,7 @@ class Node:
     log: LogEnd = LogEnd(1, 10)
     leader: Leader | None = None
     asked: dict[str, float] = field(default_factory=dict)
-    """When each of the others asked it last, as a leader."""
+    """Time of the last request from each other node to this node as the leader."""
     renews: float = 0.0
     sent: float = 0.0
     inbox: list[Callable[[float], None]] = field(default_factory=list)
@@ -79,15 +82,16 @@ class ElectionWorld:
         self.expiry: dict[str, float] = {}
         self.store_up = True
         self.cuts: set[tuple[str, str]] = set()
-        """Lines on which nothing arrives: (from, to)."""
+        """Lines that lose all data: (from, to)."""
         self.calm_since = 0.0
-        """When anything was broken or mended last."""
+        """Time of the last fault or repair."""
         self.fault = ""
         self.slept_at = self.awake_at = 0.0
-        """When the machine's last sleep began, and when all are awake again."""
+        """Begin of the last suspension of the machine, and the time at which all processes run
+        again."""
         self.gone_since: float | None = None
         self.nats_fails = False
-        """Whether `break_one` takes NATS away from nodes, too."""
+        """True if `break_one` may also interrupt the NATS connections of nodes."""
         self.detached_since = self.now
         self.nodes = {
             name: Node(name, view=self.record, elections=self._elections(name, 1)) for name in names
@@ -99,7 +103,7 @@ class ElectionWorld:
     # --- time ------------------------------------------------------------------------
 
     def run(self, seconds: float, act: Callable[[], None] | None = None) -> None:
-        """`act` may break something, before each tick."""
+        """Run for this time. `act` may cause faults before each tick."""
         for _ in range(round(seconds / TICK)):
             self.now += TICK
             if act is not None:
@@ -113,7 +117,7 @@ class ElectionWorld:
     def _turn(self, node: Node) -> None:
         now, elections = self.now, node.elections
         inbox, node.inbox = node.inbox, []
-        if self.random.random() < 0.5:  # a loop may run its timers before it reads
+        if self.random.random() < 0.5:  # an event loop may run timers before it reads
             elections.look(now)
         for letter in inbox:
             letter(now)
@@ -139,7 +143,7 @@ class ElectionWorld:
         if self.now >= node.renews:
             node.renews = self.now + SESSION / 5
             self.expiry[node.name] = self.now + SESSION
-            node.inbox.append(_renewal(node, self.now))  # the answer comes a moment later
+            node.inbox.append(_renewal(node, self.now))  # the answer arrives a moment later
         node.elections.sessions([one for one, end in self.expiry.items() if end > self.now])
         node.elections.stopping = {
             one.name for one in self.nodes.values() if one.up and one.elections.is_stopping
@@ -185,7 +189,7 @@ class ElectionWorld:
         self._send(node.name, peer.name, asked)
 
     def _hand_over(self, node: Node, request: Yield) -> None:
-        """The leader asks a peer to take over, and hears that it has."""
+        """Let the leader ask a peer to take over. The leader gets the answer of the peer."""
         peer = self.nodes[request.peer]
         if node.attached and node.elections.has_session(self.now):
             raise Misjudged(f"{node.name} hands over, and lacks nothing")
@@ -223,7 +227,8 @@ class ElectionWorld:
     # --- leading -----------------------------------------------------------------------
 
     def _lead(self, node: Node) -> None:
-        """A leader is asked by those that hear it, and changes the ISR by that."""
+        """Lead: followers that reach the leader send requests, and the leader changes the ISR
+        accordingly."""
         view, now = node.view, self.now
         if view.leader != node.name or view.starts[node.name] != node.start:
             node.leader, node.stopped = None, False
@@ -297,7 +302,7 @@ class ElectionWorld:
             raise Misjudged(f"{node.name} elects itself without a session")
         if leader is None:
             return
-        # After a sleep of all, and nothing else, the last one to wake is as well as the others.
+        # After a suspension of all processes without another fault, all nodes are equally good.
         slept = self.slept_at == self.calm_since and now >= self.awake_at - WAKING
         fine = leader.up and leader.hung_until <= (self.awake_at if slept else now)
         hears = [
@@ -323,8 +328,8 @@ class ElectionWorld:
             raise Misjudged(f"{node.name} is elected with {node.log}, {longest} has more")
 
     def _check_stopped(self, node: Node) -> None:
-        """A node that believes to lead takes no messages any more when its session has ended, so
-        that others may have elected one of them, and most do not ask it."""
+        """Check that a leader accepts no more messages when its session has ended and most replicas
+        send it no requests, because they may have elected another leader."""
         if node.leader is None or node.stopped or self.expiry.get(node.name, 0.0) > self.now:
             return
         replicas = node.leader.record.replicas
@@ -335,7 +340,8 @@ class ElectionWorld:
             raise Misjudged(f"{node.name} goes on without a session, and only {asking} ask it")
 
     def _check_leader(self) -> None:
-        """Once no leader is left, and nothing else breaks, there is a new one in time."""
+        """Check that there is a new leader in time if there was none and no further fault
+        occurs."""
         leader = self.nodes.get(self.record.leader or "")
         if leader is not None and leader.up and leader.hung_until <= self.now:
             self.gone_since = None
@@ -349,7 +355,8 @@ class ElectionWorld:
             raise Misjudged(f"no leader for {gone:.1f} s ({self.fault}): {self.record}")
 
     def _check_served(self, leader: Node) -> None:
-        """A leader without NATS hands over in time to one that can serve the stream."""
+        """Check that a leader without NATS hands over in time to a node that can serve the
+        stream."""
         if leader.attached or leader.stopped:
             self.detached_since = self.now
         waited = self.now - max(self.detached_since, self.calm_since, self.changed)
@@ -360,7 +367,8 @@ class ElectionWorld:
             lines = {(leader.name, name), (name, leader.name)}
             fit = peer.up and peer.hung_until <= self.now and peer.attached
             fit = fit and self._reaches_store(peer) and not lines & self.cuts
-            # Not one that was away from the store: it may be about to believe in its session again.
+            # Not a node that was disconnected from the store, because it may be about to renew its
+            # session.
             if name != leader.name and fit and peer.elections.has_session(self.now):
                 raise Misjudged(f"{leader.name} has no NATS for {waited:.1f} s, and {name} has")
 
@@ -375,7 +383,7 @@ class ElectionWorld:
     # --- faults --------------------------------------------------------------------------
 
     def break_one(self) -> None:
-        """Breaks or mends something at random, once in a few seconds."""
+        """Cause or repair a random fault, once in a few seconds."""
         if self.random.random() > TICK / 4:
             return
         node = self.random.choice(list(self.nodes.values()))
@@ -398,7 +406,8 @@ class ElectionWorld:
         chosen(node)
 
     def kill(self, node: Node) -> None:
-        """The process dies, perhaps with its machine: whoever was connected hears of the end."""
+        """Kill the process, possibly with its machine. Connected nodes detect the end of their
+        connections."""
         if not node.up:
             return
         node.up, node.leader, node.inbox = False, None, []
@@ -432,7 +441,7 @@ class ElectionWorld:
         self.store_up = not self.store_up
 
     def stall(self, _: Node) -> None:
-        """The machine sleeps: all processes hang, for the same time."""
+        """Suspend the machine: all processes hang for the same time."""
         until = self.now + self.random.choice((1.5, 5, 30))
         self.slept_at, self.awake_at = self.now, until + WAKING
         for node in self.nodes.values():

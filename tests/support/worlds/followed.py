@@ -1,4 +1,4 @@
-"""A followed stream on a log of its own, whose leader is the test."""
+"""A followed stream on its own log. The test acts as its leader."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CONFIG = replace(SMALL, replicated=True)
 
 
 class Host:
-    """What a followed stream needs of its host; exclusive calls run at once. With `is_fast` small
-    appends are made in the event loop."""
+    """The host of a followed stream. Exclusive calls run at once. With `is_fast`, small appends run
+    in the event loop."""
 
     name = "s"
     settings = StreamSettings(subject="s")
@@ -62,7 +62,7 @@ class Host:
 
 
 class Link:
-    """Keeps the newest request, to be answered by the test."""
+    """Stores the newest request, which the test answers."""
 
     def __init__(self) -> None:
         self.asked: tuple[Replicate, Exchange] | None = None
@@ -72,7 +72,7 @@ class Link:
 
 
 def end_pause(stream: FollowedStream) -> None:
-    """The pause after a failed fetch is over."""
+    """End the pause after a failed fetch."""
     stream._resume()
 
 

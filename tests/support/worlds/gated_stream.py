@@ -1,7 +1,7 @@
-"""One stream with followers that are slow, on a disk that fails: its parts run step by step.
+"""One stream with slow followers on a failing disk. Its parts run step by step.
 
 The commit path, the sequencer and the log are the real ones. A driver decides when a writer thread
-writes and syncs, when followers confirm, and what the disk does.
+writes and syncs, when followers confirm, and when the disk fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECOND_NS = 1_000_000_000
 
 
 class StepPool:
-    """Stands in for the writer threads: a job runs when the test says so."""
+    """Replaces the writer threads. A job runs when the test requests it."""
 
     def __init__(self) -> None:
         self.jobs: deque[CommitJob] = deque()
@@ -43,7 +43,7 @@ class StepPool:
         self.jobs.append(job)
 
     def step(self) -> None:
-        """The writes of the job, or else its sync and the end."""
+        """Run the writes of the job or, if they are done, its sync and its end."""
         if not self.jobs:
             return
         job = self.jobs[0]
@@ -68,7 +68,7 @@ class StepPool:
 
 
 class LaggingGate:
-    """Followers that hold what is below `high_watermark`; the test moves it."""
+    """Followers that have all records below `high_watermark`, which the test moves."""
 
     has_followers = True
 
@@ -81,7 +81,7 @@ class LaggingGate:
         self.refuses: RefusalReason | None = None
         self.log_end = lambda: 0
         self.seen_end = 0
-        """Followers may have fetched what is below it."""
+        """Followers may have fetched records below this offset."""
         self.lead_ended = ""
 
     def written(self, batches: Sequence[EncodedBatch]) -> None:
@@ -111,11 +111,12 @@ class Published:
     message_id: str
     answer: dict[str, Any] | None = None
     heard_at: int = 0
-    """The high watermark when it was answered."""
+    """The high watermark at the time of the answer."""
 
 
 class GatedStream:
-    """What a broker gives its streams, and one stream; a new one leads after `lead_again`."""
+    """The objects that a broker gives its streams, and one stream. `lead_again` begins a new
+    one."""
 
     def __init__(self, settings: dict[str, Any], *, replicated: bool = False) -> None:
         self.settings: StreamSettings = parse_stream_settings({"subject": "in", **settings})
@@ -178,7 +179,8 @@ class GatedStream:
     # --- what happens ---
 
     def publish(self, rows: Iterable[tuple[bytes, bool, dict[str, str]]]) -> list[Published]:
-        """One run of (payload, whether it asks for an ack, headers), judged and not written."""
+        """Judge one run of tuples (payload, True if it requests an ack, headers), without writing
+        it."""
         self.now += SECOND_NS // 1000
         replies, payloads, blocks, sent = [], [], [], []
         for payload, asks, headers in rows:
@@ -201,13 +203,13 @@ class GatedStream:
         return sent
 
     def kick(self) -> None:
-        """The end of a chunk."""
+        """End a chunk."""
         dirty, self.dirty = self.dirty, {}
         for host in dirty:
             host.kick()
 
     async def tick(self) -> None:
-        """What threads have reported is heard."""
+        """Handle the reports of threads."""
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -215,7 +217,7 @@ class GatedStream:
         return [one for one in self.messages.values() if one.reply and one.answer is None]
 
     async def settle(self) -> None:
-        """Everything is written, and followers have all of it."""
+        """Write everything, and let the followers get all of it."""
         await self.tick()
         while self.pool.jobs or self.dirty or self.host.sequencer.pending_messages:
             if self.host.failure:
@@ -234,7 +236,7 @@ class GatedStream:
             await self.tick()
 
     def power_cut(self, seed: int) -> Log:
-        """The log as the next start finds it."""
+        """Return the log that the next start finds."""
         log, _ = reopen(self.fs.power_cut("some", seed), boot="boot-2", config=self.log.config)
         return log
 

@@ -1,8 +1,8 @@
-"""One consumer group in simulated time: a stream that grows, members that come, go, hang and die, a
-network that loses and delays, and a coordinator that starts again from what was durable.
+"""One consumer group in simulated time: a growing stream, members that join, leave, hang and die, a
+network that loses and delays frames, and a coordinator that starts again from the durable state.
 
 `liftlog.groups` and `liftlog.client.groups.group_member` decide. `_check_returned` and
-`_check_stored` check every step; `check_settled` checks the end, when all is calm again.
+`_check_stored` check every step; `check_settled` checks the end, after all faults.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from liftlog.groups.state import GroupState, decode_value, encode_value
 KEY = ("g", "s")
 SESSION = 10.0
 PATIENCE = 2.0
-"""After so long without an answer a member asks again."""
+"""A member repeats a request that got no answer within this time."""
 
 
 class Violation(AssertionError):
-    """A rule of consumer groups does not hold."""
+    """A rule of consumer groups is broken."""
 
 
 @dataclass
 class Faults:
-    """How often each happens, in a thousand steps of a tenth of a second."""
+    """The number of times that each fault occurs in a thousand steps of a tenth of a second."""
 
     starts: float = 12
     stops: float = 6
-    """A member leaves as it should."""
+    """A member leaves the group regularly."""
     kills: float = 6
     takeovers: float = 2
-    """Another process starts under the name of one that may live."""
+    """Another process starts under the name of a member that may still run."""
     hangs: float = 8
     restarts: float = 6
     """The coordinator is killed, and another one starts."""
     lost: float = 0.05
-    """Part of the frames that never arrive."""
+    """Share of the frames that are lost."""
     late: float = 0.05
-    """Part of the requests of which a copy comes later."""
+    """Share of the requests of which a copy arrives later."""
     failing_stores: float = 0.03
     slow: float = 0.02
-    """Part of the records that take up to twice the session."""
+    """Share of the records whose processing takes up to twice the session."""
     delayed: float = 0.05
-    """Part of the requests that take up to 3 s to arrive."""
+    """Share of the requests that take up to 3 s to arrive."""
 
 
 @dataclass(eq=False)
 class Process:
-    """A client. `member` is what it believes."""
+    """A client. `member` is its own view of its membership."""
 
     name: str
     member: GroupMember
@@ -66,12 +66,12 @@ class Process:
     dead: bool = False
     leaving: bool = False
     superseded: int = 0
-    """Another process has joined under the name that this one had as this member."""
+    """True if another process has joined under the name of this member."""
     asks: dict[str, float] = field(default_factory=dict)
-    """Until when it waits for the answer to its newest request of that kind."""
+    """For each kind, the time until which the client waits for the answer to its newest request."""
     busy_until: float = 0.0
     in_hand: tuple[int, int] | None = None
-    """Slot and offset of the record that it works on."""
+    """Slot and offset of the record that the client processes."""
     inbox: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -98,23 +98,24 @@ class GroupWorld:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self.numbers = itertools.count()
         self.records: list[list[int]] = [[] for _ in range(slots)]
-        """Of each slot, the offsets of its records."""
+        """The offsets of the records of each slot."""
         self.log: list[int] = []
         """The slot of each record; offsets begin at 1."""
         self.processes: list[Process] = []
         self._returned = [0] * slots
-        """Of each slot, the end of what was returned to any caller."""
+        """For each slot, the end of the records that were returned to any caller."""
         self._processed = [0] * slots
-        """How many records of each slot were processed, all before that one included."""
+        """For each slot, the number of records that were processed together with all earlier
+        records."""
         self._doubtful = [False] * slots
-        """An owner of this slot was lost: what it had not committed comes again."""
+        """Slots that have lost an owner, so that its uncommitted records are returned again."""
         self._last: dict[tuple[int, int], int] = {}
-        """(slot, since) -> the offset returned last in that tenure."""
+        """Maps (slot, since) to the last offset that was returned in this tenure."""
         self.moves = self.moves_allowed = 0
         self.calm = False
         self.flying: Flight | None = None
         self.epoch = 0
-        """Of the coordinator: answers of earlier ones are lost."""
+        """Epoch of the coordinator. Answers of earlier coordinators are lost."""
         self.start_coordinator()
 
     # --- time and network ---------------------------------------------------------------
@@ -201,7 +202,7 @@ class GroupWorld:
         asked: Asked,
         told: Callable[[Assignment | None, LiftlogError | None, float], None],
     ) -> None:
-        """`told` is called in the process, with the time of sending; or never."""
+        """Send a request. `told` is called in the process with the time of sending, or never."""
         sent, epoch = self.now, self.epoch
 
         def answer(assignment: Assignment | None, error: LiftlogError | None) -> None:
@@ -226,7 +227,7 @@ class GroupWorld:
     def start_coordinator(self) -> None:
         self.stats["coordinators"] += 1
         if self.flying is not None:
-            if self.random.random() < 0.5:  # it was written, and no one was told
+            if self.random.random() < 0.5:  # it was written, and nobody got the answer
                 self._store(self.flying)
             self.flying = None
         self.epoch += 1
@@ -264,7 +265,7 @@ class GroupWorld:
             self._note_owners(before, draft)
 
     def _note_owners(self, before: GroupState | None, after: GroupState) -> None:
-        """Members whose session has ended, and those whose name another one has now, are lost."""
+        """Note the lost members: their sessions have ended, or other processes have their names."""
         for process in self.processes:
             member = after.members.get(process.name)
             joined = process.member.joined
@@ -312,7 +313,7 @@ class GroupWorld:
             owner, next_owner = before.owners[slot], after.owners[slot]
             if not owner or after.members.get(owner) != before.members[owner]:
                 continue
-            # What was given up and comes back at once has another tenure, too.
+            # A slot that was released and is assigned again at once also has a new tenure.
             again = owner == next_owner and after.since[slot] != before.since[slot]
             if again and any(slot in one.member.owned for one in self._of(owner)):
                 raise Violation(f"slot {slot} stays, and yet is interrupted")
@@ -324,7 +325,7 @@ class GroupWorld:
         return [one for one in self.processes if one.name == name and not one.superseded]
 
     def returned(self, process: Process, slot: int, offset: int) -> None:
-        """The process gets a record."""
+        """Note that the process gets a record."""
         self.stats["records"] += 1
         state = self.state
         assert state is not None
@@ -334,7 +335,7 @@ class GroupWorld:
         if process.superseded == joined or (
             member is not None and member.token != process.token and member.joined > joined
         ):
-            return  # its name was given to another; commits are fenced
+            return  # another process has its name; its commits are fenced
         if not owns or member is None or member.joined != joined:
             raise Violation(f"{process.name} reads slot {slot} of {state.owners[slot] or 'no one'}")
         if offset < state.offsets[slot]:
@@ -363,13 +364,15 @@ class GroupWorld:
             self._processed[slot] += 1
 
     def check_settled(self) -> None:
-        """When nothing breaks any more, all is assigned, in equal shares, read and committed."""
+        """Check the end, after all faults: all slots are assigned in equal shares, and all records
+        are read and committed."""
         self.calm = True
         for process in self.processes:
             process.hung_until = 0.0
             process.leaving = False
         for _ in range(12):
-            # One that is told that another has its name ends; that other may have ended before.
+            # A member ends if it is told that another process has its name. That process may have
+            # ended before.
             if not any(not one.superseded for one in self.processes):
                 self.start()
             self.run(SESSION / 2)
@@ -392,7 +395,7 @@ class GroupWorld:
 
 
 class Shell:
-    """What the client does around a `GroupMember`, in steps."""
+    """Does the work of the client around a `GroupMember`, in steps."""
 
     def __init__(self, world: GroupWorld) -> None:
         self.world = world
@@ -461,10 +464,10 @@ class Shell:
         self._ask(process, "commit", commit)
 
     def _give_up(self, process: Process) -> None:
-        """Slots are to be given up: commit them, then leave them out of a beat."""
+        """Release slots: commit them, and then leave them out of a heartbeat."""
         if process.member.give_up():
             self.world.stats["revoked"] += 1
-            process.asks.pop("beat", None)  # the one under way says that it has them
+            process.asks.pop("beat", None)  # the heartbeat in flight contains these slots
             self._beat(process)
         elif process.member.uncommitted():
             self._commit(process)
@@ -482,7 +485,8 @@ class Shell:
         self.world.end(process)
 
     def _ask(self, process: Process, kind: str, asked: Asked, patience: float = PATIENCE) -> None:
-        """One request of a kind at a time, until it is answered or that takes too long."""
+        """Send a request. Only one request of a kind is open at a time, until its answer or a
+        timeout."""
         world, member = self.world, process.member
         if process.asks.get(kind, 0.0) > world.now:
             return
@@ -493,7 +497,7 @@ class Shell:
             if process.asks.get(kind) == until:
                 del process.asks[kind]
             if member.joined != joined:
-                return  # it has joined again since
+                return  # it has joined again in the meantime
             if isinstance(error, GroupFenced):
                 self._fenced(process, error)
             elif isinstance(asked, Commit) and error is None:

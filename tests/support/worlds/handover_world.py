@@ -1,8 +1,8 @@
-"""One handover of the lead in simulated time, between two nodes on NATS servers that tell each
-other of subscriptions with a delay, while publishers go on.
+"""One handover of the leadership in simulated time, between two nodes on different NATS servers,
+while publishers continue. The servers exchange subscriptions with a delay.
 
-`liftlog.cluster.handover` decides. Around it are messages on their way, commits that take a while,
-steps that fail or whose outcome is lost, a store that applies a change late, and a giver that dies.
+`liftlog.cluster.handover` decides. This module simulates messages in flight, slow commits, steps
+that fail or whose outcome is lost, a store that applies a change late, and a giver that dies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEY = b"k" * 16
 
 
 class Miscounted(AssertionError):
-    """A message that is missing, stored twice, refused or not answered."""
+    """A message is missing, was stored twice, refused, or got no answer."""
 
 
 @dataclass(slots=True)
@@ -51,25 +51,25 @@ class Node:
     name: str
     server: int
     is_subscribed: bool = False
-    """As its own server knows."""
+    """True if the node's own server has the subscription."""
     generation: int = 0
-    """Which of its subscriptions this is: what comes of an earlier one is dropped."""
+    """Number of the subscription. Messages for an earlier subscription are dropped."""
     arrives: float = 0.0
-    """When the newest message on the way to it arrives: they come in order."""
+    """Time at which the newest message to the node arrives. Messages arrive in order."""
 
 
 @dataclass
 class Trouble:
-    """How likely each thing is, per handover or step."""
+    """The probability of each fault, per handover or step."""
 
     failing: float = 0.0
     """A step fails at the taker."""
     unanswered: float = 0.0
-    """A step is done, and its outcome is lost."""
+    """A step succeeds, and its outcome is lost."""
     late_change: float = 0.0
-    """The change of the record is applied long after the giver has given up."""
+    """The change of the record is applied long after the giver has ended the handover."""
     death: float = 0.0
-    """The giver dies at some moment, and the taker is elected."""
+    """The giver dies, and the taker is elected."""
 
 
 @dataclass
@@ -82,8 +82,8 @@ class HandoverWorld:
     make_taker: type[Taker[Message]] = Taker
     spread: float = SPREAD_SECONDS
     stop_at: Step | None = None
-    """At this step of the giver, or a little later, the taker is asked to stop. That is planned:
-    nothing may be lost."""
+    """The step of the giver during which, or shortly after which, the taker is asked to stop. This
+    is a planned stop, so no message may be lost."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -93,7 +93,7 @@ class HandoverWorld:
         self.nodes = {name: Node(name, self.random.randrange(self.servers)) for name in
                       (GIVER, TAKER)}  # fmt: skip
         self.known = {(server, GIVER) for server in range(self.servers)}
-        """Which subscriptions each server knows."""
+        """The subscriptions that each server has received."""
         self.nodes[GIVER].is_subscribed = True
         self.record = create("s", "i", {}, (GIVER, TAKER), starts={GIVER: 1, TAKER: 1})
         self.seen = {GIVER: self.record, TAKER: self.record}
@@ -148,7 +148,7 @@ class HandoverWorld:
         for name in interested:
             self._route(message, name, server)
         if self.now < self._publish_until:
-            # Often while a handover is likely to move, or to be undone.
+            # Often at times when a handover is likely to take place or to be undone.
             is_busy = self.now < 102.0 or 105.0 < self.now < 107.0
             pause = 0.001 + self.random.random() * (0.02 if is_busy else 0.2)
             self.at(pause, lambda: self._publish(publisher, server))
@@ -156,7 +156,7 @@ class HandoverWorld:
     def _route(self, message: Message, name: str, server: int) -> None:
         node = self.nodes[name]
         way = 0.0 if node.server == server else self.delay()
-        # Each way between two servers keeps the order; so does each connection.
+        # Each route between two servers, and each connection, keeps the order.
         arrives = self._ways[server, name] = max(
             self._ways.get((server, name), 0.0), self.now + way
         )
@@ -170,13 +170,13 @@ class HandoverWorld:
             node.arrives = max(node.arrives, self.now + self.delay())
             of = node.generation
             self.at(node.arrives - self.now, lambda: self._arrives(message, name, of))
-        elif self.is_shared:  # a server that has no member any more finds another one
+        elif self.is_shared:  # a server without a member sends to another one
             others = [one for one in self.nodes if one != name]
             if (node.server, others[0]) in self.known:
                 self._route(message, others[0], node.server)
 
     def subscribe(self, name: str, then: Callable[[], None]) -> None:
-        """`then` when its server has confirmed."""
+        """Subscribe. Calls `then` when the node's server has confirmed."""
         node = self.nodes[name]
 
         def made() -> None:
@@ -206,15 +206,15 @@ class HandoverWorld:
         change((server, name))
 
     def _confirm(self, node: Node, then: Callable[[], None]) -> None:
-        """The answer comes after what was on its way to the node."""
+        """Call `then` after all messages in flight to the node have arrived."""
         node.arrives = max(node.arrives, self.now + self.delay())
         self.at(node.arrives - self.now, then)
 
     # --- what the nodes do with messages -------------------------------------------------
 
     def _stop_taker(self) -> None:
-        """It looks again and again whether it may go. While it leads it stays: it hands over, which
-        is another game of the same kind."""
+        """Check repeatedly whether the taker may stop. While it leads, it does not stop, because it
+        would begin another handover of the same kind."""
         self.is_stopping = True
         leads = self.seen[TAKER].leader == TAKER
         if not leads and (self.taker is None or not self.taker.is_needed(self.now)):
@@ -235,7 +235,7 @@ class HandoverWorld:
                 self._store(message, TAKER)
             return
         if name == TAKER and not self._accepts[TAKER]:
-            return  # what it subscribed to has been given up, and refuses nothing
+            return  # its subscription has ended, so it refuses nothing
         if name == GIVER and self.giver.is_noting:
             self.giver.received([message.digest])
         self._store(message, name)
@@ -250,7 +250,7 @@ class HandoverWorld:
         self.at(4 * self.delay(), lambda: self._commit(name, end))
 
     def _commit(self, name: str, end: int) -> None:
-        """The other node has it too, unless the epoch has ended."""
+        """Commit. The other node has the records, too, unless the epoch has ended."""
         if name == GIVER and (self.is_dead or self.record.leader != GIVER):
             return
         log, before = self.logs[name], self.committed[name]
@@ -306,7 +306,7 @@ class HandoverWorld:
                 self.at(self.delay(), lambda: (self._done if ok else self._fail)(serial))
 
         def arrived() -> None:
-            # A process that goes answers requests to the end.
+            # A stopping process answers requests until its end.
             if self.is_stopping and (self.taker is None or not self.taker.is_relied_on):
                 self.at(self.delay(), lambda: self._fail(serial, is_declined=True))
             else:
@@ -402,7 +402,7 @@ class HandoverWorld:
         held = None if self.taker is None else self.taker.take(len(self.logs[TAKER]), self.now)
         if held is None:
             self.losses.append("no messages were held")
-            # What it has subscribed to may still bring what the giver has stored.
+            # Its subscription may still deliver messages that the giver has stored.
             self.taker = None
             self.nodes[TAKER].generation += 1
 

@@ -1,16 +1,16 @@
-"""What publishers and readers of a replicated stream saw, and a checker of the promises.
+"""Records the results of publishers and readers of a replicated stream, and checks the promises.
 
-A message has a name that no other message has, so each question has one answer: where is it, and
-who saw it there. Readings tell over which offsets they are complete. Whatever stands at an offset,
-by an ack or in any reading, must then stand in each reading that covers the offset: a lost message,
-a record that vanished, one that a replica lacks, and one that a reader skipped are the same fault,
-and only told apart to be understood. Offsets at which no one ever saw anything may stay empty: a
-log gives some up when an fsync fails.
+Each message has a unique name, so its offset and its readers are always known. Readings contain the
+ranges of offsets over which they are complete. If an ack or any reading shows a record at an
+offset, each reading that covers this offset must contain the record. So a lost message, a record
+that disappeared, a record that a replica lacks, and a record that a reader skipped are the same
+error, and are only distinguished for the report. Offsets at which nobody has seen a record may be
+empty, because a log gives up some offsets when an fsync fails.
 
-A campaign of many rounds checks each round and then lets `settle` put away what all readers have
-seen: later rounds read on from there, and a reading of all of it is compared with that.
+A campaign of many rounds checks each round, and then calls `settle` to store what all readers have
+seen. Later rounds read from there on, and a complete reading is compared with the stored state.
 
-It is pure, and knows neither processes nor clocks; times are seconds of any one clock.
+The module is pure: it uses no processes and no clocks. Times are seconds of any single clock.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ _EXAMPLES = 5
 
 
 class Stored(NamedTuple):
-    """A record as a reader got it. `content` is all that replicas must agree on."""
+    """A record as a reader received it. `content` is everything that must be equal on all
+    replicas."""
 
     offset: int
     message: Hashable
     content: Hashable = None
     key: bytes | None = None
     deletes: bool = False
-    """A tombstone: it may go, once nothing older of its key is left."""
+    """True for a tombstone. It may be removed when no older record of its key is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Records of [start, end), in the order in which they came; by whom, for messages. One that
-    `is_last` was made when all had come to rest: nothing stands behind its end. `damaged` are the
-    ranges of which the reader was told that they cannot be read."""
+    """Records of [start, end) in the order of their arrival. `by` names the reader in messages. A
+    reading that `is_last` was made after all changes, so no record follows its end. `damaged` are
+    the ranges for which the reader got an error."""
 
     reader: str
     start: int
@@ -49,13 +50,13 @@ class Reading:
     damaged: Sequence[tuple[int, int]] = ()
 
     def is_told(self, offset: int) -> bool:
-        """Whether the reader knows that it lacks this one."""
+        """Return True if the reader got an error for this offset."""
         return any(first <= offset < following for first, following in self.damaged)
 
 
 @dataclass(slots=True)
 class Published:
-    """A message from its sending on. Without an answer nothing is known of it."""
+    """A message since it was sent. Without an answer, its outcome is unknown."""
 
     sent_at: float
     key: bytes | None = None
@@ -63,12 +64,12 @@ class Published:
     acked_at: float | None = None
     offset: int | None = None
     is_promised: bool = True
-    """False for an ack that only the leader's disk stands for."""
+    """False for an ack that only the leader's disk guarantees."""
     refused_with: int | None = None
 
 
 class Finding(NamedTuple):
-    """A promise that was broken. The same `kind` comes once, with how often, and examples."""
+    """A broken promise. Findings of the same `kind` are joined, with their number and examples."""
 
     kind: str
     count: int
@@ -91,30 +92,31 @@ REORDERED = "published after the ack of a message that stands behind it"
 BACKWARDS = "a reading goes backwards"
 REVIVED = "deleted, and read without its tombstone"
 OUTSIDE = "read outside of the range that was read"
-"""The last says that the test itself is wrong."""
+"""Kinds of findings. The last kind shows an error of the test itself."""
 
 
 @dataclass(slots=True)
 class History:
-    """`is_compacted`: a record may be missing where a later one of its key is there.
-    `refused_may_be_stored`: where disks failed while answers were under way."""
+    """All results. `is_compacted`: a record may be missing if a later record of its key exists.
+    `refused_may_be_stored`: disks failed while answers were in flight."""
 
     is_compacted: bool = False
     refused_may_be_stored: bool = False
     published: dict[Hashable, Published] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
     _settled: dict[int, Stored] = field(default_factory=dict)
-    """What stands at offsets of which all is known, in their order."""
+    """The records at offsets whose state is final, in order."""
     _places: dict[Hashable, int] = field(default_factory=dict)
-    """Where each message is that has been put away; some are compacted since."""
+    """The offset of each settled message. Some of them have been compacted since."""
     _deleted: dict[bytes, list[int]] = field(default_factory=dict)
-    """Where the tombstones of each key are that have been put away."""
+    """The offsets of the settled tombstones of each key."""
     _settled_sent: float = -math.inf
 
     def sent(
         self, message: Hashable, at: float, key: bytes | None = None, *, deletes: bool = False
     ) -> None:
-        """The first time. Repeating a message with its id is no other message."""
+        """Note that a message is sent for the first time. A repetition with the same id is no other
+        message."""
         if message not in self._places:
             self.published.setdefault(message, Published(at, key, deletes))
 
@@ -134,8 +136,8 @@ class History:
             self.published[message].refused_with = code
 
     def settle(self, end: int) -> None:
-        """After a check that found nothing, when all have read up to `end`: what is below has one
-        place for good. What none of them has any more is compacted."""
+        """Store the final state of the offsets below `end`, after a check without findings, when
+        all readers have read up to `end`. Records that no reader has any more were compacted."""
         standing = {one.offset: one for reading in self.readings for one in reading.records}
         if self.is_compacted:
             first = min((reading.start for reading in self.readings), default=end)
@@ -168,7 +170,7 @@ class History:
         return sum(one.offset is not None for one in self.published.values())
 
     def check(self) -> list[Finding]:
-        """Everything that contradicts the promises; empty is good."""
+        """Return all contradictions to the promises; empty if there are none."""
         found: dict[str, list[str]] = {}
         checks = (
             self._acks_against_acks,
@@ -196,7 +198,8 @@ class History:
                 yield TWICE_ACKED, f"{offset} to {other} and to {message}"
 
     def _order(self) -> Iterator[tuple[str, str]]:
-        """What is published after an ack stands behind the message that was acked."""
+        """Check that a message that was published after an ack is stored after the acked
+        message."""
         earliest, whose = math.inf, None
         for offset, message, one in sorted(self._promises(), key=lambda it: it[0], reverse=True):
             if one.sent_at > earliest:
@@ -237,7 +240,7 @@ class History:
             yield MISPLACED, f"{record.message} acked at {one.offset}, at {where}"
 
     def _readings_together(self) -> Iterator[tuple[str, str]]:
-        """Each reading holds whatever stands at the offsets that it covers."""
+        """Check that each reading contains every known record at the offsets that it covers."""
         lowest = min((reading.start for reading in self.readings), default=0)
         standing = {
             offset: (record, "readers before")
@@ -277,7 +280,8 @@ class History:
         standing: Mapping[int, tuple[Stored, str]],
         promised: Mapping[int, Hashable],
     ) -> dict[bytes | None, list[int]]:
-        """Where each key was deleted; nowhere in a stream that keeps everything."""
+        """Return the offsets of the tombstones of each key; empty for a stream that keeps all
+        records."""
         if not self.is_compacted:
             return {}
         found: dict[bytes | None, set[int]] = {key: set(at) for key, at in self._deleted.items()}
@@ -293,7 +297,7 @@ class History:
         standing: Mapping[int, tuple[Stored, str]],
         promised: Mapping[int, Hashable],
     ) -> tuple[Hashable, bytes | None, bool]:
-        """Message, key if the stream is compacted, and whether it deletes."""
+        """Return the message, its key if the stream is compacted, and True if it deletes."""
         if offset in standing:
             record = standing[offset][0]
             message, key, deletes = record.message, record.key, record.deletes
@@ -305,6 +309,6 @@ class History:
 
 
 def _last_below(offsets: Sequence[int], end: int) -> int:
-    """The last of the ascending `offsets` that is below `end`; -1 for none."""
+    """Return the last of the ascending `offsets` that is below `end`; -1 if there is none."""
     at = bisect_left(offsets, end)
     return offsets[at - 1] if at else -1

@@ -1,4 +1,5 @@
-"""The journal of consumers on a simulated disk, and plain dicts that must agree with it."""
+"""The journal of consumers on a simulated disk, and a model of plain dicts that must agree with
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ KEYS = [ConsumerKey(stream, name) for stream in ("a1", "b2") for name in ("one",
 
 
 class Known(NamedTuple):
-    """A consumer as the owner knows it: settings, state of its snapshot, deltas since."""
+    """A consumer according to the owner: settings, state of its snapshot, and deltas since then."""
 
     settings: bytes
     state: bytes
@@ -29,7 +30,7 @@ World = dict[ConsumerKey, Known]
 
 
 def applied(world: World, change: Change) -> World:
-    """The world after a change."""
+    """Return the world after a change."""
     after, key = dict(world), change.key
     if change.kind is Kind.DELETED:
         for one in world:
@@ -69,15 +70,15 @@ def reopen_store(fs: SimFileSystem, *, boot: str = "boot-1") -> JournalStore:
 
 
 class Actor:
-    """Changes consumers at random, and remembers every world that there was."""
+    """Makes random changes of consumers, and stores every world that has existed."""
 
     def __init__(self, store: JournalStore, seed: int) -> None:
         self.store = store
         self.rng = random.Random(seed)
         self.worlds: list[World] = [{}]
-        """The world after each append, and the one that is being appended."""
+        """The world after each append, and the world of the running append."""
         self.synced = 0
-        """Index of the newest world that was synced."""
+        """Index of the newest synced world."""
         self.number = 0
 
     @property
@@ -85,7 +86,7 @@ class Actor:
         return self.worlds[-1]
 
     def some_changes(self) -> list[Change]:
-        """The changes of one turn."""
+        """Return the changes of one turn."""
         return [self._some_change() for _ in range(self.rng.choice((1, 1, 2, 5)))]
 
     def _some_change(self) -> Change:
@@ -105,7 +106,7 @@ class Actor:
         return Change.delta(key, version, data)
 
     def append(self, changes: list[Change]) -> None:
-        """Raises LiftlogError; then nothing was appended."""
+        """Append changes. If it raises LiftlogError, nothing was appended."""
         after = self.world
         for change in changes:
             after = applied(after, change)
@@ -127,7 +128,7 @@ class Actor:
         self.synced = len(self.worlds) - 1
 
     def step(self) -> None:
-        """One turn: changes, perhaps a sync, perhaps a cut."""
+        """Run one turn: changes, and possibly a sync or a cut."""
         self.append(self.some_changes())
         if self.rng.random() < 0.4:
             self.sync()
@@ -151,8 +152,8 @@ class Actor:
         self.retained = self.store.failed() if isinstance(error, SyncFailed) else []
 
     def check(self, found: World, *, killed: bool) -> None:
-        """After a stop, each consumer is as it was at some time since the last sync; if only the
-        process was killed, all are as they were last."""
+        """Check the consumers after a stop. Each has a state that it had since the last sync. If
+        only the process was killed, all have their last state."""
         if killed:
             assert found in (self.worlds[-1], self.worlds[-2] if self.worlds[1:] else {})
             return

@@ -1,4 +1,4 @@
-"""A log beside a plain dict: the rules that write, fail to write, and change its structure."""
+"""A log and a plain dict. Rules write, fail to write, and change the structure of the log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POLICY = CompactionPolicy(min_dirty_ratio=0, tombstone_retention_ns=MINUTE_NS)
 
 
 def readable(log: Log) -> Rows:
-    """Every record that a reader gets who goes on behind what is lost."""
+    """Return every record that a reader gets if it continues after lost records."""
     found: Rows = {}
     offset = log.log_start_offset
     told: CorruptRange | None
@@ -60,7 +60,7 @@ def readable(log: Log) -> Rows:
                 try:
                     batch = decode_batch(raw, position)
                 except CorruptBatch:
-                    # A page that the disk did not give; it is quarantined by now.
+                    # A page that the disk could not read. It is quarantined now.
                     assert log.view.manifest.quarantined, "damage that was not reported"
                     break
                 found.update((o, r) for o, r in rows_of(batch).items() if o >= offset)
@@ -73,8 +73,8 @@ def readable(log: Log) -> Rows:
 
 
 def is_telling(raw: bytes, page: range) -> bool:
-    """Whether each batch on the page would lose something there that is not zero. A batch that
-    loses only zeros is served as long as it is read around the page, and lost to a recovery."""
+    """Return True if each batch on the page would lose bytes that are not zero. If a batch loses
+    only zeros, reads around the page still return it, but a recovery loses it."""
     position = 0
     while position < len(raw):
         try:
@@ -89,7 +89,8 @@ def is_telling(raw: bytes, page: range) -> bool:
 
 
 def offsets_on(raw: bytes, page: range) -> set[int]:
-    """Those of the batches of a segment file that lie on these bytes, in part at least."""
+    """Return the offsets of the batches of a segment file that are at least partly in these
+    bytes."""
     found: set[int] = set()
     position = 0
     while position < len(raw):
@@ -104,10 +105,12 @@ def offsets_on(raw: bytes, page: range) -> set[int]:
 
 
 def unproven_behind(raw: bytes, page: range) -> set[int]:
-    """Offsets of the whole batches between a lost page and a header that a torn write destroyed.
+    """Return the offsets of the complete batches between a lost page and a header that a torn write
+    destroyed.
 
     If the page holds the header of a lost batch, no chain of headers leads from these batches to
-    the end of the data. So recovery cannot tell them from bytes inside a value of the lost batch.
+    the end of the data. So recovery cannot distinguish them from bytes inside a value of the lost
+    batch.
     """
     position = 0
     behind: set[int] = set()
@@ -123,15 +126,15 @@ def unproven_behind(raw: bytes, page: range) -> set[int]:
 
 
 def view(rows: Rows) -> dict[bytes, Row]:
-    """What a compacted log is for: the newest value of each key."""
+    """Return the newest value of each key, which a compacted log must keep."""
     newest = {one.key: one for _, one in sorted(rows.items()) if one.key is not None}
     return {key: one for key, one in newest.items() if not one.is_tombstone}
 
 
 class LogModel(RuleBasedStateMachine):
-    """A log, what it must hold, and rules that write and change its structure.
+    """A log, its expected content, and rules that write and change its structure.
 
-    `rows` is what the log holds and may be read; `waiting` what was appended behind it.
+    `rows` is the expected readable content; `waiting` are the records appended after it.
     """
 
     log: Log
@@ -141,13 +144,13 @@ class LogModel(RuleBasedStateMachine):
         self.fs = SimFileSystem()
         self.rows: Rows = {}
         self.waiting: Rows = {}
-        self.written: dict[int, list[Row]] = {}  # whatever may turn up at an offset
-        self.damaged: Rows = {}  # was there, until it was found damaged
-        self.erased: Rows = {}  # was there, until it was erased
-        self.in_doubt: list[set[int]] = []  # failed erasures, one of which may be on the disk
-        self.job: BackgroundJob | None = None  # planned, and worked on if it has a result
+        self.written: dict[int, list[Row]] = {}  # all records that may exist at an offset
+        self.damaged: Rows = {}  # existed until its damage was found
+        self.erased: Rows = {}  # existed until it was erased
+        self.in_doubt: list[set[int]] = []  # failed erasures; one of them may be on the disk
+        self.job: BackgroundJob | None = None  # planned; it has run if it has a result
         self.acked_early = False  # what waits was acked
-        self.acked_end = 1  # nothing below it may be assigned again
+        self.acked_end = 1  # no offset below it may be assigned again
         self.start = 1
         self.recovery_point: ActiveState | None = None
         self.boots = 1
@@ -180,7 +183,7 @@ class LogModel(RuleBasedStateMachine):
         except StorageError:
             if self.fs.faults or not self.fs.is_bad(active):
                 raise
-            self.log.append(encoded)  # in another file: the end of that one cannot be written
+            self.log.append(encoded)  # in another file: the old one cannot be continued
         self.waiting.update(found)
 
     @rule(group=groups, tick=st.integers(0, 5))
@@ -192,7 +195,7 @@ class LogModel(RuleBasedStateMachine):
             self.acked_end = self.log.log_end_offset
 
     def _feed(self, feed: list[Group]) -> None:
-        """A sealed segment for each group, or there would seldom be any to work on."""
+        """Make one sealed segment for each group, so that there are segments to work on."""
         for group in feed:
             self.append(group, 1)
             self.commit()
@@ -215,7 +218,7 @@ class LogModel(RuleBasedStateMachine):
 
     def _abandon(self) -> None:
         self.fs.faults = []
-        durable = self.log.durable_end_offset  # a roll may have synced part of what waited
+        durable = self.log.durable_end_offset  # a roll may have synced a part
         self.log.writer.abandon_tail(keep_offsets=self.acked_early)
         self.waiting = {o: r for o, r in self.waiting.items() if o < durable}
         if self.acked_early:
@@ -296,7 +299,7 @@ class LogModel(RuleBasedStateMachine):
     # --- erasing ---
 
     def _chosen(self, where: float, count: int, step: int) -> list[int]:
-        """Offsets to erase, some of them without a record."""
+        """Return offsets to erase. Some of them have no record."""
         low, high = self.log.segments[0].base_offset, self.log.log_end_offset + 2
         first = low + int(where * (high - low))
         return list(range(first, first + count * step, step))
@@ -327,7 +330,8 @@ class LogModel(RuleBasedStateMachine):
     def erase_fails(
         self, where: float, count: int, operation: str, fault: tuple[int, bool], countdown: int
     ) -> None:
-        """Nothing is hidden. What is on the disk may say otherwise until the next change."""
+        """Let an erasure fail. No record is hidden. The disk may contain the erasure until the next
+        change."""
         offsets = self._chosen(where, count, 1)
         error, after = fault
         self.fs.faults = [Fault(operation, error=error, after=after, countdown=countdown)]
@@ -348,9 +352,10 @@ class LogModel(RuleBasedStateMachine):
     # --- what compaction may do ---
 
     def _compacted(self, found: Rows, before: Rows) -> None:
-        """Nothing changed, nothing came back, and the newest of each key is still there.
+        """Check a compaction: nothing changed, no record came back, and the newest record of each
+        key exists.
 
-        A record may have given way to a newer one that was found damaged since.
+        A record may have been removed because of a newer record that was later found damaged.
         """
         start = self.log.log_start_offset
         before = {o: r for o, r in before.items() if o >= start}

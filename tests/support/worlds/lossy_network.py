@@ -1,7 +1,7 @@
-"""A publisher's queue against the real sequencer, over a network that loses what it likes.
+"""A publisher's queue and the real sequencer, connected by a network that loses messages.
 
-Time is simulated; nothing waits. Requests keep their order, as one NATS connection keeps it, and
-so do answers; either can be lost, and a lost connection loses all that is under way.
+Time is simulated, so nothing waits. Requests keep their order, as on one NATS connection, and so do
+answers. Both can be lost, and a lost connection loses everything in flight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ACK_TIMEOUT = 1.0
 
 
 class Weather(NamedTuple):
-    """Chances per message (or per step, the last four)."""
+    """Probabilities per message; the last four are per step."""
 
     lose_request: float = 0.0
     lose_answer: float = 0.0
@@ -32,12 +32,12 @@ class Weather(NamedTuple):
     fail_commit: float = 0.0
     absent: float = 0.0
     disconnect: float = 0.0
-    stall: float = 0.0  # everything arrives, but after the time for an answer is over
+    stall: float = 0.0  # everything arrives after the timeout
     foreign_writer: float = 0.0
 
 
 class Stream:
-    """What is stored after each commit, by the code that the daemon runs."""
+    """The stored records after each commit, made by the code of the daemon."""
 
     def __init__(self, max_message_bytes: int = 1000) -> None:
         self.sequencer = Sequencer(
@@ -49,7 +49,7 @@ class Stream:
         self.records: list[bytes] = []
 
     def receive(self, payload: bytes, block: bytes, now: float, *, fails: bool = False) -> bytes:
-        """Judge one message and commit it; the JSON that answers it."""
+        """Judge one message and commit it. Returns the JSON of the answer."""
         run = MessageRun([b"orders.x"], [b"_INBOX.r"], [payload], [block])
         sequencer = self.sequencer
         sequencer.judge(run, START_NS + int(now * SECOND_NS))
@@ -67,7 +67,7 @@ class Stream:
 
 
 class Simulation:
-    """Publishes payloads through a queue until each is settled."""
+    """Publishes payloads through a queue until each has a result."""
 
     def __init__(self, queue: SendQueue, weather: Weather, seed: int) -> None:
         self.queue = queue
@@ -154,7 +154,7 @@ class Simulation:
             self.queue.expired(delivery, attempt, self.now)
 
     def _skip_ahead(self) -> None:
-        """Nothing is on the wire: on to the next moment at which anything can happen."""
+        """Advance the time to the next possible event, because nothing is in flight."""
         times = [self._deadlines[0][0]] if self._deadlines else []
         wake_at = self.queue.wake_at()
         if wake_at is not None:

@@ -1,5 +1,4 @@
-"""A journal on a simulated disk with an outbox before it, and a NATS server that keeps what is
-sent."""
+"""A journal on a simulated disk with an outbox, and a NATS server that stores the sent messages."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Consumers with acks in the world of `replica_world`: the journal of each node, and the exchange
-of states between a leader and its followers.
+"""Simulates consumers with acks in `replica_world`: the journal of each node, and the exchange of
+states between a leader and its followers.
 
-They have a scheduler and a network of their own, so a run without them is the same as before. A
-state is a tuple of changes. The leader makes them: a delivery leaves when its change is confirmed
-as written, and an ack when its change is confirmed as synced. What must never happen:
+They have their own scheduler and network, so they do not change runs without consumers. A state is
+a tuple of changes, which the leader makes. A delivery is sent when its change is confirmed as
+written, and an ack is confirmed when its change is confirmed as synced. These errors must never
+occur:
 
 - a confirmed ack is missing on a node that leads, or that could be elected
-- a delivery that left is missing there, unless the power failed since
-- a consumer whose deletion was confirmed is there
+- a sent delivery is missing on such a node, unless the power failed since then
+- a consumer exists although its deletion was confirmed
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Sent:
-    """A request, or the answer to it. `request` tells which."""
+    """A request or an answer. An answer contains its `request`."""
 
     request: int
     epoch: int
@@ -61,22 +62,23 @@ class Frame(NamedTuple):
 
 @dataclass
 class Promises:
-    """The changes that clients know of."""
+    """The changes that clients were told."""
 
     acked: dict[str, set[int]] = field(default_factory=dict)
     delivered: dict[str, set[int]] = field(default_factory=dict)
     excused: set[int] = field(default_factory=set)
     """Changes that a node had written and not synced when its power failed."""
     released: set[str] = field(default_factory=set)
-    """Consumers whose deletion was asked for."""
+    """Consumers whose deletion was requested."""
     deleted: set[str] = field(default_factory=set)
 
     def gives_up(self) -> None:
-        """An operator has chosen a node that may lack what was confirmed."""
+        """Drop the promises, because an operator has chosen a node that may lack confirmed
+        changes."""
         self.acked, self.delivered, self.deleted = {}, {}, set()
 
     def problem(self, written: States, synced: States, *, leads: bool) -> str:
-        """What a node lacks that leads, or that can be elected."""
+        """Return the promised changes that a node lacks although it leads or can be elected."""
         durable = written if leads else synced
         for what, promised, states in (
             ("acks", self.acked, durable),
@@ -99,12 +101,12 @@ class NodeConsumers:
     def __init__(self, node: Node, world: World) -> None:
         self.node, self.world = node, world
         self.states: list[States] = [{}]
-        """What is synced, and each write since."""
-        self.open = 0  # the request that waits for its answer
+        """The synced states, and the states after each write since then."""
+        self.open = 0  # the request without an answer
         self.follower = FollowerStates()
         self.of: tuple[Any, ...] = ()  # the leader and epoch of `follower`
         self.last: tuple[int, int] | None = None  # base and number of the last write
-        self.waiting: list[tuple[int, str, str, int]] = []  # what the leader has not told yet
+        self.waiting: list[tuple[int, str, str, int]] = []  # not confirmed to clients yet
 
     @property
     def written(self) -> States:
@@ -140,7 +142,7 @@ class NodeConsumers:
         self.ended()
 
     def ended(self) -> None:
-        """The role, or the process, has ended."""
+        """End the role or the process."""
         self.waiting.clear()
         self.open, self.of, self.last = 0, (), None
 
@@ -172,8 +174,8 @@ class NodeConsumers:
         written = {**self.written}
         if kind == "deleted":
             del written[name]
-            # Nothing is promised any more, whatever comes of it, nor by a former leader that is yet
-            # to answer.
+            # From now on the change is not promised, whatever its outcome is, even by an answer of
+            # a former leader.
             promises.released.add(name)
             promises.acked.pop(name, None)
             promises.delivered.pop(name, None)
@@ -188,7 +190,7 @@ class NodeConsumers:
         self.confirm()
 
     def confirm(self) -> None:
-        """Tells clients what is confirmed."""
+        """Confirm to clients all confirmed changes."""
         leader = self.node.leader
         if leader is None or leader.resigned:
             return
@@ -298,7 +300,7 @@ class NodeConsumers:
 
 
 def act(world: World) -> None:
-    """One random step of a random node, or on the network."""
+    """Run one random step of a random node or of the network."""
     luck = world.luck
     chance = luck.random()
     if chance < 0.5:
@@ -316,7 +318,7 @@ def act(world: World) -> None:
 
 
 def settle(world: World, node: Node) -> None:
-    """What a node does within half a second, without lost frames."""
+    """Run the steps of a node in half a second, without lost frames."""
     node.consumers.fetch()
     frames = world.consumer_frames
     while frames:
@@ -325,7 +327,7 @@ def settle(world: World, node: Node) -> None:
 
 
 def deliver(world: World) -> None:
-    """A frame arrives, in time or late, once or twice, or is lost."""
+    """Deliver a frame in time, late or twice, or lose it."""
     luck, frames = world.luck, world.consumer_frames
     if not frames:
         return
@@ -348,7 +350,7 @@ def receive(world: World, frame: Frame) -> None:
 
 
 def send(world: World, source: str, target: str, start: int, sent: Sent) -> None:
-    """Send a request if `start` is 0, else an answer for this start of the target."""
+    """Send a request if `start` is 0; otherwise send an answer for this start of the target."""
     frames = world.consumer_frames
     frames.append(Frame(source, world.nodes[source].start, target, start, sent))
     if len(frames) > 20:

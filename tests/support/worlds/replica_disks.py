@@ -1,7 +1,7 @@
-"""What the nodes of `replica_world` keep their logs on: a list, or the real log on a sim disk.
+"""The disks of the nodes of `replica_world`: a list, or the real log on a simulated disk.
 
-Both show the log as a list, in which the index is the offset: a record is (epoch, value), an offset
-without one is None. `synced` is the durable end, `first` the first stored offset.
+Both show the log as a list, in which the index is the offset. A record is (epoch, value); an offset
+without a record is None. `synced` is the durable end, `first` the first stored offset.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from liftlog.records import encode_batch, iter_batches
 
 Entry = tuple[int, int] | None
 Body = Any
-"""What one replica reads and another appends."""
+"""The data that one replica reads and another appends."""
 
 KEEPS: list[Keep] = ["none", "some", "all", "last"]
 
@@ -38,19 +38,19 @@ class Disk(Protocol):
 
     @property
     def log_start(self) -> int:
-        """What retention has deleted ends here; some of it may still be stored."""
+        """The end of the records that retention has deleted. Some of them may still be stored."""
         ...
 
     epochs: EpochTable
     high_watermark: int
-    """As far as it is known after a start."""
+    """The high watermark as far as it is known after a start."""
     tombstones_removed_below: int
 
     def begin_epoch(self, epoch: int) -> None: ...
     def append(self, entries: list[tuple[int, int]]) -> None: ...
     def skip(self, count: int) -> None: ...
     def read(self, offset: int, records: int) -> tuple[Body, int]:
-        """Records from `offset` on, or where the gap there ends."""
+        """Return records from `offset` on, or the end of the gap at `offset`."""
         ...
 
     def add(self, body: Body) -> None: ...
@@ -62,21 +62,21 @@ class Disk(Protocol):
     def commit(self, end: int) -> None: ...
     def retain(self, first: int) -> None: ...
     def tidy(self, rng: random.Random, tombstone_bound: int) -> None:
-        """What a daemon does now and then beside its work."""
+        """Do background work of a daemon now and then."""
         ...
 
     def close(self, high_watermark: int) -> None: ...
     def kill(self, high_watermark: int, rng: random.Random) -> None: ...
     def cut_power(self, rng: random.Random) -> None: ...
     def lose(self, rng: random.Random) -> None:
-        """The disk is replaced, or set back."""
+        """Replace the disk, or restore an older state of it."""
         ...
 
     def recover(self) -> None: ...
 
 
 class ListDisk:
-    """A list with a durable end. Fast, and it cannot be wrong about storage."""
+    """A list with a durable end. It is fast, and has no storage errors."""
 
     def __init__(self) -> None:
         self.log: list[Entry] = []
@@ -174,7 +174,7 @@ KEYS = 5
 
 
 def key_of(value: int) -> int:
-    """The key of a record in a compacted stream."""
+    """Return the key of a record in a compacted stream."""
     return value % KEYS
 
 
@@ -183,8 +183,8 @@ def is_tombstone(value: int) -> bool:
 
 
 class LogDisk:
-    """The real log, on a file system that forgets what was not synced. Segments are small, and
-    small batches are put together. `compacted`: only the newest record of each key is kept."""
+    """The real log on a file system that forgets unsynced data. Segments are small, and small
+    batches are joined. `compacted`: only the newest record of each key is kept."""
 
     def __init__(self, *, compacted: bool = False) -> None:
         self.compacted = compacted
@@ -207,7 +207,7 @@ class LogDisk:
         )
 
     def _look(self) -> None:
-        """All of it, as another replica reads it."""
+        """Return all records, read like another replica."""
         log = self._log
         self.log: list[Entry] = [None] * log.view.first_stored_offset
         while (found := log.read_replica(len(self.log), 400)) is not None:
@@ -219,7 +219,7 @@ class LogDisk:
         self._take_ends()
 
     def _show(self, raw: Body, end: int) -> None:
-        """Batches whose last one ends at `end`, from the log's end on."""
+        """Update the list after an append of batches that end at `end`."""
         for batch in iter_batches(raw):
             for one in batch.trim(len(self.log)):
                 self.log += [None] * (one.offset - len(self.log))
@@ -237,7 +237,7 @@ class LogDisk:
         self.tombstones_removed_below = log.view.manifest.tombstones_removed_below
 
     def check(self) -> None:
-        """The list is what the log has."""
+        """Check that the list equals the content of the log."""
         known = self.log
         self._look()
         assert self.log[self.first :] == known[self.first :]
@@ -294,7 +294,8 @@ class LogDisk:
         self._take_ends()
 
     def cut(self, end: int, *, below_high_watermark: bool = False) -> None:
-        # At the begin of a batch: the epochs may part in the middle of one that no other log has.
+        # At the beginning of a batch. The epochs may diverge in the middle of a batch that no other
+        # log has.
         end = self._log.truncate_suffix(end, below_high_watermark=below_high_watermark)
         del self.log[end:]
         self.check()
@@ -314,7 +315,8 @@ class LogDisk:
         except SyncFailed:
             pass
         self.failed_syncs += 1
-        # Every other time the disk takes no new segment either. The next append begins it.
+        # Every other time, the disk cannot store a new segment either. The next append then begins
+        # it.
         self.fs.faults = [Fault("create", path=".log")] if self.failed_syncs % 2 else []
         with suppress(StorageError):
             self._log.writer.abandon_tail(keep_offsets=False)

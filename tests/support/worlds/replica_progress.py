@@ -1,16 +1,17 @@
-"""Where acks must go on: nothing fails in a `World` any more, but for nodes that cannot reach the
+"""Checks that acks continue in a `World` without faults, except that some nodes cannot reach the
 metadata store.
 
-The lines between nodes are whole, and nodes that are down start if they reach the store. Who does
-not reach it changes no record, and hears of none but from the leader. What is published then has to
-be acked within `PATIENCE` steps, if one of these holds:
+The lines between nodes work, and stopped nodes start if they reach the store. A node without the
+store changes no record, and receives records only from the leader. A published message must be
+acked within `PATIENCE` steps if one of these conditions is true:
 
-- whom a leader waits for can follow it: they know its epoch, or reach the store
-- a leader reaches the store, and `min_isr` replicas can follow it: the others leave the ISR
-- `min_isr` replicas reach the store, and one of them can be elected: there is no leader, or one
-  that is down, or that hands over because it waits for a change which it cannot make
+- a leader exists, and the nodes for which it waits can follow it: they know its epoch, or reach the
+  store
+- a leader reaches the store, and `min_isr` replicas can follow it, so that the others leave the ISR
+- `min_isr` replicas reach the store, and one of them can be elected, because there is no leader, or
+  the leader has stopped, or it hands over because it waits for a change that it cannot make
 
-If none does, all nodes reach the store again, and acks have to go on, too.
+If no condition is true, all nodes reach the store again, and acks must continue, too.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
     from support.worlds.replica_world import Node, World
 
 PATIENCE = 240
-"""Steps of half a second: six times as long as a leader waits for a follower that lags."""
+"""Number of steps of half a second: six times as long as a leader waits for a lagging follower."""
 
 
 LEADS = "the leader reaches the store"
 WAITS = "the leader waits for those that follow"
 ELECTS = "another one can be elected"
 MENDED = "all reach the store again"
-"""Why acks have to go on."""
+"""Reason why acks must continue."""
 
 
 def go_on(world: World) -> tuple[str, bool]:
-    """Everything happens that is due, until something is acked that was published since. Returns
-    why that has to be, and whether it was."""
+    """Run all due steps until a newly published message is acked. Returns the reason why acks must
+    continue, and True if one has arrived."""
     for node in world.nodes.values():
         world.propose(node)
     world.apply_all()
@@ -62,7 +63,8 @@ def go_on(world: World) -> tuple[str, bool]:
 
 
 def promised(world: World) -> str | None:
-    """Why acks have to go on with the store as far away as it is; None if they do not have to."""
+    """Return the reason why acks must continue although some nodes cannot reach the store; None if
+    they need not continue."""
     record = world.record
     reaching = {name for name in _running(world) if name not in world.cut_off}
     node = world.nodes[record.leader] if record.leader is not None else None
@@ -78,7 +80,7 @@ def promised(world: World) -> str | None:
         if leader.can_commit and follow and not hands_over:
             return WAITS
     elif node is not None and node.up and node.name not in reaching:
-        return None  # it was elected, or resigned, and does not know or cannot tell it
+        return None  # it was elected or has resigned, and it or the others do not know this
     rest = [name for name in record.isr if node is None or name != node.name]
     standing = rest or record.eligible
     if leader is not None and len(rest) < record.min_isr:
@@ -97,13 +99,13 @@ def _leads(world: World, leader: Leader) -> bool:
 
 
 def _follows(world: World, name: str, reaching: set[str]) -> bool:
-    """Whether a node can know that the leader leads; it is one itself, too."""
+    """Return True if a node can know that the leader leads, or is the leader itself."""
     node, epoch = world.nodes[name], world.record.leader_epoch
     return name in reaching or (node.up and node.record.leader_epoch == epoch)
 
 
 def _act(world: World, node: Node, step: int) -> None:
-    """What a node does within half a second."""
+    """Run the steps of a node in half a second."""
     world.deliver_all()
     if not node.up:
         return
@@ -126,9 +128,9 @@ def _act(world: World, node: Node, step: int) -> None:
 
 
 def _elect(world: World, node: Node) -> None:
-    """As `Elections` decides when all nodes hear each other: a leader that is down is replaced, and
-    one that hands over because it waits for a change and does not reach the store. It asks those
-    that are in sync by what it knows, and the answer tells it who leads then."""
+    """Elect a leader as `Elections` would decide if all nodes receive each other's data. A stopped
+    leader is replaced. A leader hands over if it waits for a change and does not reach the store.
+    It asks the nodes in sync according to its record, and the answer contains the new leader."""
     record = node.record
     if record != world.record or record.deleted or record.leader == node.name:
         return
@@ -147,7 +149,7 @@ def _elect(world: World, node: Node) -> None:
 
 
 def _asks(world: World, leads: Node, node: Node) -> bool:
-    """Whether a leader hands over, and may do it to that node."""
+    """Return True if a leader hands over and may hand over to this node."""
     leader = leads.leader if leads.name in world.cut_off else None
     if leader is None or not leader.needs_change(world.now):
         return False

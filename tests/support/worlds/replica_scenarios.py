@@ -1,8 +1,8 @@
-"""What a daemon does with the log of one replica, to be stopped before any of its steps.
+"""Operations of a daemon on the log of one replica, in a form that can be stopped before each step.
 
-A scenario keeps `world.model` up to date: what was written at which offset and epoch, and what of
-it was confirmed. While the end is cut or the log starts over, `world.other` is what holds if that
-is done.
+A scenario updates `world.model`: the records written at each offset and epoch, and the confirmed
+ones. While the end is truncated or the log starts over, `world.other` is valid if that change is
+made.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ INCARNATION = "a" * 32
 
 @dataclass
 class Model:
-    """What one history of the log holds, or may hold where a step is under way."""
+    """The content of one history of the log, including the possible content during a step."""
 
     rows: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # offset: epoch, value
     gaps: dict[int, tuple[int, bool, int]] = field(default_factory=dict)
-    """First offset: next offset, whether it is a loss, epoch."""
+    """Maps the first offset to the next offset, True for a loss, and the epoch."""
     start: int = 1
     end: int = 1  # of what was written
-    confirmed: int = 1  # of what a sync has returned for
+    confirmed: int = 1  # end of the records for which a sync has returned
     committed: int = 1
 
     def cut(self, offset: int) -> Model:
@@ -73,7 +73,7 @@ class Model:
 
 
 def batches_of(log: Log) -> Iterator[tuple[int, tuple[int, bytes]]]:
-    """Every record that is written, with the epoch of its batch."""
+    """Yield every written record, with the epoch of its batch."""
     offset = log.view.first_stored_offset
     while (found := log.read_replica(offset, 400)) is not None:
         if isinstance(found, Gap):
@@ -89,7 +89,7 @@ def batches_of(log: Log) -> Iterator[tuple[int, tuple[int, bytes]]]:
 
 
 class ReplicaWorld:
-    """One machine, its replica, and what that one has confirmed."""
+    """One machine, its replica, and the records that the replica has confirmed."""
 
     def __init__(self) -> None:
         self.fs = new_disk()
@@ -108,7 +108,7 @@ class ReplicaWorld:
             try:
                 self.other.check(log)
             except AssertionError:
-                pass  # then it was not done
+                pass  # in this case the change was not made
             else:
                 return
         self.model.check(log)
@@ -131,7 +131,7 @@ class ReplicaWorld:
         return EncodedBatch(raw, base, base + size, size, BASE_NS, BASE_NS)
 
     def fetched(self, epoch: int, *sizes: int, base: int | None = None) -> None:
-        """As a follower: the batches of one answer, synced, confirmed."""
+        """Append the batches of one answer as a follower; then sync and confirm them."""
         raw = b""
         for size in sizes:
             raw += bytes(self.batch(epoch, size, base).data)
@@ -140,7 +140,7 @@ class ReplicaWorld:
         self.sync()
 
     def led(self, *sizes: int) -> None:
-        """As a leader of the newest epoch."""
+        """Append as the leader of the newest epoch."""
         self.log.append([self.batch(self.log.leader_epoch, size) for size in sizes])
 
     def sync(self) -> None:
@@ -231,7 +231,7 @@ def a_leader_whose_sync_fails(world: ReplicaWorld) -> None:
             world.sync()
         except SyncFailed:
             world.fs.faults = []
-        # Nothing of it was confirmed; after a stop it may still be there, or may come back.
+        # No record of it was confirmed. After a stop it may still exist, or exist again.
         world.other = world.model.cut(world.model.confirmed)
         world.log.writer.abandon_tail(keep_offsets=False)
         world.model, world.other = world.other, None

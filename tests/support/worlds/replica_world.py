@@ -1,20 +1,21 @@
-"""A world of a few nodes with one replicated stream, under a random scheduler.
+"""Simulates a few nodes with one replicated stream, under a random scheduler.
 
-The rules are the production modules of `liftlog.cluster`. Around them are the frames that are under
-way, the metadata store with its history, compare-and-sets that are applied now, later or never, and
-disks (`replica_disks`): lists, or real logs. `World.run` does one random thing after the other to
-one random node, and what must never happen raises Violation:
+The rules are the production modules of `liftlog.cluster`. This module simulates the frames in
+flight, the metadata store with its history, compare-and-sets that are applied now, later or never,
+and disks (`replica_disks`): lists, or real logs. `World.run` makes one random step after the other
+on a random node. It raises Violation for these errors:
 
-- an acked record is missing on a node that leads, or that could be elected
+- an acked record is missing on a node that leads or could be elected
 - an offset below the high watermark of any node has two records
-- a follower confirms what its disk does not have
-- a leader that calls itself ready shows less than was acked before
-- a lease that was granted is missing on a node that leads, or that could be elected
-- the same of a confirmed ack of a consumer, or of a delivery (`replica_consumers`)
+- a follower confirms records that its disk does not have
+- a leader that reports itself as ready shows fewer records than were acked before
+- a granted lease is missing on a node that leads or could be elected
+- a confirmed ack or a delivery of a consumer is missing in the same way (`replica_consumers`)
 - a copy is dropped because of tombstones that its leader should have kept for it
-- acks do not go on although nothing fails but the way of some nodes to the metadata store
+- acks do not continue although the only fault is that some nodes cannot reach the metadata store
 
-`committed` is what any leader's high watermark ever reached: at least what was acked.
+`committed` is the highest high watermark that any leader has reached, so it includes all acked
+records.
 """
 
 from __future__ import annotations
@@ -59,16 +60,17 @@ from liftlog.cluster.record import Change, Follow, Lead, Leave, Register, Stream
 from liftlog.errors import Conflict, InvalidArgument
 
 FORGET_AFTER = 30.0
-"""Seconds after which tombstones do not wait for a replica any more."""
+"""Seconds after which tombstones no longer wait for a replica."""
 
 
 class Violation(AssertionError):
-    """Something happened that replication promises never happens."""
+    """An error that replication promises never to make."""
 
 
 @dataclass
 class Faults:
-    """How often what happens; 0 turns it off. The other weights are those of ordinary work."""
+    """Weights of the faults; 0 switches a fault off. The weights of ordinary steps are in the
+    code."""
 
     elections: float = 1.0
     crashes: float = 1.0
@@ -82,35 +84,38 @@ class Faults:
     unknown_outcomes: float = 0.25
     planned: float = 1.0
     moves: float = 0.0
-    """Reassignments, and other values of min_isr."""
+    """Reassignments, and changes of min_isr."""
     cancels: float = 1.0
     """Of reassignments."""
     set_backs: float = 0.0
     """The metadata store is restored from an older copy."""
     discards: float = 0.0
-    """A follower drops its copy, because it is damaged where no other one may repair it."""
+    """A follower drops its copy, because it is damaged at a place where no other node can repair
+    it."""
     store_cuts: float = 0.0
-    """A node cannot reach the metadata store, for long; the line between nodes is whole. Now and
-    then nothing else fails, and acks have to go on where that is promised (`replica_progress`)."""
+    """A node cannot reach the metadata store for a long time, while the lines between nodes work.
+    Now and then there is no other fault, and acks must continue if this is promised
+    (`replica_progress`)."""
     consumers: float = 1.0
-    """How often something happens to consumers with acks, at each step; 0 turns it off."""
+    """Frequency of steps with consumers with acks; 0 switches them off."""
     beyond_promises: bool = False
-    """More disks are lost than acks are to survive, and an operator elects what is left."""
+    """More disks are lost than acks have to survive, and an operator elects one of the remaining
+    nodes."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a mutation of a rule replaces; the defaults are the rules."""
+    """The rules. A mutation replaces one of them."""
 
     leader: type[Leader] = Leader
     follower: type[Follower] = Follower
     mutations: frozenset[str] = frozenset()
-    """Rules that the shell has to keep, switched off in `Node` and `World`."""
+    """Rules of the shell that are switched off in `Node` and `World`."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """The side state of a node: it is replaced as a whole, by a rename."""
+    """The side state of a node. It is replaced as a whole, by a rename."""
 
     version: int = side_state.EMPTY
     leases: frozenset[int] = frozenset()
@@ -119,8 +124,8 @@ class Side:
 
 @dataclass
 class Frame:
-    """A request or an answer. A connection ends with either process: an answer never reaches
-    another life of the follower, but a request may still be read after its sender died."""
+    """A request or an answer. A connection ends with each of its processes. So an answer never
+    reaches another process run of the follower, but a request may be read after its sender died."""
 
     source: str
     target: str
@@ -152,9 +157,9 @@ class Node:
         self.disk = world.new_disk()
         self.side = Side()
         self.consumers = NodeConsumers(self, world)
-        self.lost_data = False  # synced records are gone since the last registration
-        self.drops_copy = False  # noted on the disk, before the record tells it
-        self.born = 1  # the start that began with the disk as it is
+        self.lost_data = False  # synced records were lost since the last registration
+        self.drops_copy = False  # noted on the disk before the record shows it
+        self.born = 1  # the start that began with the present disk
         # The process.
         self.start = 1
         self.up = True
@@ -164,33 +169,33 @@ class Node:
         self.follower: Follower | None = None
         self.body: Body = None
         self.told_side: Side | None = None  # came with the body
-        self.new_side: Side | None = None  # written, and not durable yet
-        self.granting: dict[int, int] = {}  # leases to be answered, with the versions they are of
+        self.new_side: Side | None = None  # written, but not durable yet
+        self.granting: dict[int, int] = {}  # requested leases, with the versions that contain them
         self.parked: dict[str, FetchRequest] = {}
-        self.shown = 0  # this process's high watermark, as far as it was checked
-        self.known = self.disk.high_watermark  # the last one of a role that ended
+        self.shown = 0  # the checked part of this process's high watermark
+        self.known = self.disk.high_watermark  # the last high watermark of an ended role
 
     # --- roles -------------------------------------------------------------------
 
     def adopt(self, record: StreamMetadata) -> None:
-        """Acts on a record, if it is newer than what this process acted on."""
+        """Act on a record if it is newer than the record that this process acts on."""
         if record.version <= self.record.version or self.stands_aside():
             return
         if is_regressed(self.record, record) and "R10" not in self.world.rules.mutations:
-            return  # a late notice of what was stored after a set back, and is restored since
+            return  # a late notice of a record from a set-back store, which was restored since then
         self.record = record
         self.take_role()
 
     def learn(self, record: StreamMetadata) -> None:
-        """The leader tells it, whether the store does or not."""
+        """Learn a record from the leader, whether the store has it or not."""
         if record.version > self.record.version and not is_regressed(self.record, record):
             self.world.stats["told"] += 1
             self.record = record
             self.take_role()
 
     def stands_aside(self) -> bool:
-        """Whether the store has forgotten what this node knows; then it neither leads nor is
-        elected by what is there. The barrier read is made at once here."""
+        """Return True if the store has lost the record of this node. The node then neither leads
+        nor is elected on the basis of the stored record. The barrier read happens at once here."""
         stored = self.world.record
         if self.name in self.world.cut_off or not is_regressed(self.record, stored):
             return False
@@ -205,19 +210,19 @@ class Node:
         return True
 
     def confirmed_by(self, record: StreamMetadata) -> bool:
-        """Whether the disk has what this node confirmed by the time of `record`."""
+        """Return True if the disk has all that this node had confirmed at the time of `record`."""
         return record.starts.get(self.name, 0) >= self.born
 
     @property
     def known_of(self) -> Known:
-        """What it tells others when the store has forgotten something."""
+        """The state that the node reports to others when the store has lost changes."""
         end = len(self.disk.log)
         has_copy = self.record.concerns(self.name)
         log = LogEnd(last_epoch(self.disk.epochs, end), end) if has_copy else None
         return Known(self.record, log)
 
     def take_role(self) -> None:
-        """Becomes what the record says."""
+        """Take the role that the record assigns."""
         role = role_of(self.record, self.name, self.start, resigned_epoch=self.resigned_epoch)
         if isinstance(role, Lead):
             if self.leader is not None and self.leader.epoch == role.epoch:
@@ -260,14 +265,14 @@ class Node:
             self.perform(self.follower.assigned(self.record))
 
     def drop_given_up(self) -> None:
-        """What was appended in epochs that another history has, too, could pass for what that has
-        there."""
+        """Drop records of epochs that also exist in another history, because they could be mistaken
+        for records of that history."""
         self.drops_copy = False
         if "R10 kept" not in self.world.rules.mutations:
             self.drop_copy()
 
     def drop_copy(self) -> None:
-        """Another one begins with nothing."""
+        """Drop the copy. A new copy begins empty."""
         self.disk = self.world.new_disk()
         self.world.begins_again(self)
         self.side, self.new_side = Side(), None
@@ -275,7 +280,7 @@ class Node:
         self.known = self.shown = self.disk.high_watermark
 
     def lead(self) -> None:
-        """Begins the epoch of the record. What is being appended is finished first."""
+        """Begin the epoch of the record, after the running append has ended."""
         if self.follower is not None:
             if self.follower.working is not None:
                 self.finish_work()
@@ -283,7 +288,7 @@ class Node:
         elif self.leader is not None:
             self.known = self.leader.high_watermark
         self.follower = None
-        self.granting.clear()  # as at the end of each lead: another leader may have come between
+        self.granting.clear()  # another leader may have been in between
         disk = self.disk
         disk.sync()
         self.world.stats["terms"] += 1
@@ -305,13 +310,14 @@ class Node:
         if disk.epochs != self.leader.epochs:
             raise Violation(f"the log has the epochs {disk.epochs}, {self.leader.epochs} expected")
         self.parked.clear()
-        # After an unclean recovery it may know of more than the one that was elected did.
+        # After an unclean recovery, its high watermark may be higher than that of the elected node.
         self.shown = min(self.leader.high_watermark, len(self.world.committed))
         self.world.check_leader(self)
         self.world.see(self)
 
     def step_down(self) -> None:
-        """What is written and not committed stays in the log and is not answered."""
+        """Stop leading. Written records that are not committed stay in the log and get no
+        answer."""
         assert self.leader is not None
         self.known = self.leader.high_watermark
         self.leader = None
@@ -328,7 +334,7 @@ class Node:
         return side_state.begin(self.record.leader_epoch, version)
 
     def change_side(self, leases: frozenset[int], tombstone_bound: int) -> None:
-        """What the leader changes is durable at once here."""
+        """Change the side state. The change of a leader is durable at once here."""
         assert self.leader is not None
         version = side_state.following(self.leader.epoch, self.side.version)
         if "side versions" in self.world.rules.mutations:
@@ -338,7 +344,7 @@ class Node:
             self.answer(self.parked.pop(name))
 
     def grant(self) -> None:
-        """A reader asks for a lease; it is answered when those in sync have it."""
+        """Request a lease for a reader. It is granted when the nodes in sync have it."""
         if self.leader is not None and not self.leader.resigned:
             self.world.value += 1
             lease = self.world.value
@@ -348,14 +354,14 @@ class Node:
 
     def release(self, lease: int) -> None:
         if self.leader is not None and lease in self.side.leases:
-            # Nothing is promised any more, whatever comes of it, nor by a former leader that is yet
-            # to answer.
+            # From now on the lease is not promised, whatever its outcome is, even by an answer of a
+            # former leader.
             self.world.granted.discard(lease)
             self.world.released.add(lease)
             self.change_side(self.side.leases - {lease}, self.side.tombstone_bound)
 
     def set_tombstone_bound(self) -> None:
-        """The leader lets all replicas forget the deletions that all of them have."""
+        """Let all replicas drop the tombstones that all of them have."""
         if self.leader is None:
             return
         known = self.side.tombstone_bound
@@ -366,7 +372,7 @@ class Node:
     # --- work --------------------------------------------------------------------
 
     def publish(self, count: int, holes: int) -> None:
-        """Appends records, after offsets that are skipped; followers get them before the sync."""
+        """Append records, after skipped offsets. Followers may get them before the sync."""
         leader = self.leader
         if leader is None or leader.resigned:
             return
@@ -379,7 +385,7 @@ class Node:
             self.answer(self.parked.pop(name))
 
     def sync(self) -> None:
-        """What is written becomes durable."""
+        """Make the written data durable."""
         if self.leader is not None:
             self.disk.sync()
             self.leader.local(self.disk.synced)
@@ -402,7 +408,7 @@ class Node:
         return follower.stored(len(self.disk.log), self.disk.epochs, version)
 
     def failing_sync(self) -> None:
-        """The log gives up what it could not sync."""
+        """Let a sync fail. The log gives up the records that it could not sync."""
         disk = self.disk
         if disk.synced == len(disk.log):
             return
@@ -421,13 +427,14 @@ class Node:
             self.follower.failed(len(disk.log), disk.epochs)
 
     def retry(self) -> None:
-        """The follower's request has waited for long enough, or its pause is over."""
+        """Send the follower's next request, because the last one has waited long enough, or the
+        pause is over."""
         if self.follower is not None:
             self.follower.lost()
             self.perform(self.follower.resumed())
 
     def perform(self, effect: Effect | None) -> None:
-        """Does what the follower asks for. What is written becomes durable by a later step."""
+        """Perform an effect of the follower. The written data become durable in a later step."""
         follower, disk = self.follower, self.disk
         if effect is None or follower is None:
             return
@@ -453,7 +460,7 @@ class Node:
             if self.new_side is not None:
                 self.side = (
                     self.new_side
-                )  # only with the mutation: it is written when there is time
+                )  # only with the mutation: it is written later
             self.new_side = self.told_side
             if self.body:
                 disk.add(self.body)
@@ -500,7 +507,7 @@ class Node:
         self.world.stats[verdict.kind.value] += 1
         is_heard = verdict.kind in (Kind.SEND, Kind.PARK)
         if is_heard and self.world.record.leads(self.name, self.start):
-            # Compaction may still be at work below the bound, of which a late replica is not part.
+            # Compaction may still run below the bound, which does not consider a late replica.
             below = max(self.disk.tombstones_removed_below, self.side.tombstone_bound)
             self.world.hear(request, self.leader, below)
         if verdict.kind is Kind.PARK:
@@ -549,7 +556,7 @@ class Node:
 
 
 class World:
-    """`steps` random steps from `seed`; the same arguments give the same run."""
+    """Makes `steps` random steps from `seed`. The same arguments give the same run."""
 
     def __init__(
         self,
@@ -577,10 +584,10 @@ class World:
         self.changes_made = 0
         self.consumer_frames: list[ConsumerFrame] = []
         self.promises = Promises()
-        self.granted: set[int] = set()  # leases that were answered, and not given back
+        self.granted: set[int] = set()  # granted leases that were not released
         self.released: set[int] = set()
-        self.heard: dict[str, float] = {}  # when a leader had what a node confirmed
-        self.copying: set[str] = set()  # began with an empty disk, and did not catch up since
+        self.heard: dict[str, float] = {}  # times of the newest confirmations of nodes
+        self.copying: set[str] = set()  # began with an empty disk and have not caught up since
         self.deleted_below = 0  # by retention of any node: compaction may drop what lies there
         self.unknown_below = 0  # after an unclean recovery, of a node that has deleted it
         self.frames: list[Frame] = []
@@ -590,10 +597,10 @@ class World:
         self.history: list[StreamMetadata] = [
             t.create("s", "i", {"min_isr": min_isr}, names, starts=dict.fromkeys(names, 1))
         ]
-        self.kept = list(self.history)  # copies of the store that it may be restored from
+        self.kept = list(self.history)  # copies of the store for later restores
         self.sessions = set(names)
         self.cut_off: set[str] = set()  # nodes that cannot reach the store
-        self.incomplete: set[str] = set()  # lost a disk, and did not catch up since
+        self.incomplete: set[str] = set()  # lost a disk and have not caught up since
         names += tuple("hijk"[:spares])
         self.sessions |= set(names)
         self.survives = min_isr - 1
@@ -611,7 +618,8 @@ class World:
         return self.history[-1]
 
     def _plan(self) -> tuple[list[Callable[[Node], None]], list[float]]:
-        """Each run has its own mixture, so that rare conjunctions come up in some."""
+        """Return the steps and their weights. Each run has another mixture, so that rare
+        combinations occur in some runs."""
         faults, choose = self.faults, self.random.choice
         flaky = choose((0.3, 0.6, 1.0, 2.0))
         table: list[tuple[Callable[[Node], None], float]] = [
@@ -670,7 +678,8 @@ class World:
     # --- what must hold ----------------------------------------------------------
 
     def see(self, node: Node) -> None:
-        """Compares what a node's high watermark has newly covered with what was committed."""
+        """Compare the records that a node's high watermark covers since the last check with the
+        committed records."""
         leader = node.leader
         role = leader or node.follower
         if role is None:
@@ -699,7 +708,7 @@ class World:
         if end > len(log):
             raise Violation(f"{node.name} has high watermark {end} and log end {len(log)}")
         if not leads and node.record.leader_epoch < self.record.unclean_epoch:
-            return  # an unclean recovery has given up what this node still shows: it has not heard
+            return  # given up by an unclean recovery; this node has not received it yet
         known = min(end, len(self.committed))
         first = max(node.shown, node.disk.log_start, self.unknown_below)
         if not self._agrees(log, first, known):
@@ -709,7 +718,7 @@ class World:
             )
         if end > known:
             if not leads and not any(log[known:end]):
-                return  # a gap over which a start has put it: no reader sees a record
+                return  # in a gap after a start: readers get no record
             if not leads:
                 raise Violation(f"{node.name} follows with high watermark {end} above {known}")
             self.committed += log[known:end]
@@ -717,16 +726,17 @@ class World:
             self.check_copies()
 
     def check_leader(self, node: Node) -> None:
-        """Leader completeness, for the leader by the newest record."""
+        """Check leader completeness for the leader according to the newest record."""
         if self.record.leads(node.name, node.start) and not self._is_set_back():
             self._check_copy(node, "leads")
 
     def hear(self, request: FetchRequest, leader: Leader, removed_below: int) -> None:
-        """What a replica copies from the begin on may be compacted until the bound has fallen."""
+        """Note a request. Records that a replica copies from the beginning may be compacted until
+        the bound has moved back."""
         name, end = request.node, request.offset
         node = self.nodes[name]
         if node.lost_data or request.start < node.born or end > len(node.disk.log):
-            return  # a late copy of what it asked before it lost or dropped its copy
+            return  # a late copy of a request from before it lost or dropped its copy
         if end >= leader.high_watermark:
             self.copying.discard(name)
         if end >= removed_below and name not in self.copying:
@@ -737,7 +747,8 @@ class World:
         self.copying.add(node.name)
 
     def check_resync(self, node: Node, effect: Resync) -> None:
-        """A copy is not dropped for tombstones that went while its leader heard of it."""
+        """Check that a copy is not dropped because of tombstones that were removed while its leader
+        received its requests."""
         heard, end = self.heard.get(node.name), len(node.disk.log)
         self.begins_again(node)
         if heard is None or end >= effect.tombstones_removed_below:
@@ -749,7 +760,7 @@ class World:
             )
 
     def check_copies(self) -> None:
-        """All that may be elected have what was committed, durably."""
+        """Check that all nodes that may be elected durably have the committed records."""
         if self._is_set_back():
             return
         for name in self.record.isr + self.record.eligible:
@@ -759,8 +770,9 @@ class World:
                 self._check_copy(node, "can be elected")
 
     def _is_set_back(self) -> bool:
-        """Whether so many know something else that it may have been acked: until they have restored
-        that, the store does not say who may be elected."""
+        """Return True if enough nodes have another record that it may have led to acks. Until these
+        nodes have restored their record, the stored record does not determine who may be
+        elected."""
         if not self.faults.set_backs:
             return False
         aside = sum(is_regressed(node.record, self.record) for node in self.nodes.values())
@@ -782,8 +794,9 @@ class World:
             raise Violation(f"{node.name} {why} {lack}")
 
     def _agrees(self, log: list[Entry], first: int, end: int) -> bool:
-        """Whether a log has what was committed. A compacted one may lack a record if a newer one of
-        its key is committed, and a tombstone when nothing older of its key is left."""
+        """Return True if a log has the committed records. A compacted log may lack a record if a
+        newer record of its key is committed, and a tombstone if no older record of its key is
+        left."""
         committed = self.committed
         if log[first:end] == committed[first:end]:
             return True
@@ -818,7 +831,7 @@ class World:
                 self._deliver_one()
 
     def deliver_all(self) -> None:
-        """What answers bring is not part of it."""
+        """Deliver all frames, but not the answers to them."""
         frames, self.frames = self.frames, []
         for frame in frames:
             self._receive(frame)
@@ -838,8 +851,8 @@ class World:
             target.receive(frame)
 
     def _deliver_again(self, _: Node) -> None:
-        """A copy of a frame arrives late, or a lost one does: often one of a former life or epoch,
-        which is what fencing is for."""
+        """Deliver a late copy of a frame, or a lost one. Often it belongs to an earlier process run
+        or epoch, which fencing must detect."""
         frames: Sequence[Frame] = self.delivered
         if self.random.random() < 0.5:
             frames = [frame for frame in frames if self._is_outdated(frame)]
@@ -872,7 +885,7 @@ class World:
                 node.answer(node.parked.pop(name))
 
     def _retain(self, node: Node) -> None:
-        """Deletes what is below the high watermark, and forgets the epochs that ended there."""
+        """Delete records below the high watermark, and drop the epochs that ended there."""
         role = node.leader or node.follower
         if node.up and role is not None:
             first = self.random.randrange(role.high_watermark + 1)
@@ -895,7 +908,7 @@ class World:
     # --- records -----------------------------------------------------------------
 
     def _notice(self, node: Node) -> None:
-        """A node hears of a record: not always of the newest."""
+        """Let a node receive a record, not always the newest one."""
         if node.name in self.cut_off:
             return
         newer = [one for one in self.history[-4:] if one.version > node.record.version]
@@ -942,7 +955,8 @@ class World:
             self.stats["unknown outcomes"] += 1
             leader = node.leader
             if "R5" in self.rules.mutations and leader is not None and leader.pending is not None:
-                # Bug: what is not heard of has not happened, and the ISR is as it was.
+                # The mutation: a change without a known outcome counts as failed, and the ISR does
+                # not change.
                 leader.pending = None
                 leader._see(leader.record)
 
@@ -963,7 +977,8 @@ class World:
             self.sessions.add(node.name)
 
     def _fail_over(self, node: Node) -> None:
-        """Elects, by what the node knows: it may be old, and the leader may live."""
+        """Elect a leader according to the node's record, which may be old, while the leader may
+        still run."""
         if node.up and node.name in self.sessions and not node.record.deleted:
             dead = set(self.nodes) - self.sessions
             after = t.failover(node.record, dead, node.name)
@@ -984,7 +999,7 @@ class World:
                 self.submit(node, Change(node.record, after), "transfer")
 
     def _leave(self, node: Node) -> None:
-        """A planned stop: nobody shall wait for this node."""
+        """Stop as planned: no other node waits for this node."""
         if node.up and node.leader is None:
             after = t.fence(node.record, {node.name})
             if after is not None:
@@ -1003,7 +1018,7 @@ class World:
             node.failing_sync()
 
     def _stop(self, node: Node) -> None:
-        """As a daemon stops: all is synced, and it says so."""
+        """Stop like a daemon: all data are synced, and the stop is marked as clean."""
         if node.up:
             self.stats["stops"] += 1
             role = node.leader or node.follower
@@ -1011,7 +1026,7 @@ class World:
             self._end(node)
 
     def _crash(self, node: Node) -> None:
-        """The process dies; what it wrote stays in the page cache."""
+        """Kill the process. Its written data stay in the page cache."""
         if node.up:
             self.stats["crashes"] += 1
             role = node.leader or node.follower
@@ -1031,7 +1046,7 @@ class World:
         node.parked.clear()
 
     def _cut_power(self, node: Node) -> None:
-        """What was not synced may be gone; of a running process, or of one that died before."""
+        """Cut the power. Unsynced data may be lost, of a running or a dead process."""
         self._crash(node)
         self.stats["lost tails"] += node.disk.synced < len(node.disk.log)
         node.disk.cut_power(self.random)
@@ -1043,7 +1058,8 @@ class World:
             self._cut_power(node)
 
     def _lose_disk(self, node: Node) -> None:
-        """The disk is set back or replaced; of so many nodes at a time as acks are to survive."""
+        """Restore an older state of the disk, or replace it. At most as many disks are lost at a
+        time as acks must survive."""
         incomplete = self.incomplete | {node.name}
         if node.up:
             return
@@ -1059,7 +1075,8 @@ class World:
         self.begins_again(node)
 
     def start(self, node: Node) -> None:
-        """Registers, by a change that no other node's can come between, then takes its role."""
+        """Register, by a change without a change of another node in between, and then take the
+        role."""
         if node.up or node.name in self.cut_off:
             return
         node.up = True
@@ -1095,7 +1112,7 @@ class World:
             node.take_role()
 
     def _discard(self, node: Node) -> None:
-        """The copy is dropped when its node has left the in-sync set, and knows that."""
+        """Drop the copy when the node has left the in-sync set, and knows that."""
         record = node.record
         if not node.up or node.follower is None or record != self.record or record.deleted:
             return
@@ -1124,7 +1141,7 @@ class World:
         self.cut_off.discard(node.name)
 
     def _must_go_on(self, _: Node) -> None:
-        """The store does not forget anything meanwhile."""
+        """Check that acks continue. The store loses no changes meanwhile."""
         if not self._is_set_back() and not any(
             is_regressed(node.record, self.record) for node in self.nodes.values()
         ):
@@ -1135,14 +1152,14 @@ class World:
             self.stats[why] += 1
 
     def _set_back(self, _: Node) -> None:
-        """The store forgets the newest changes."""
+        """Let the store lose the newest changes."""
         if len(self.kept) > 1 and not is_regressed(self.kept[-1], self.record):
             self.stats["set backs"] += 1
             self.history = [self.random.choice(self.kept[:-1])]
             self.cas.clear()
 
     def _guard(self, node: Node) -> None:
-        """Asks the others what they know, and has the newest stored again."""
+        """Ask the other nodes for their records, and let the newest one be stored again."""
         if not node.up or node.name in self.cut_off:
             return
         if not is_regressed(node.record, self.record):
@@ -1161,8 +1178,9 @@ class World:
             self._give_up(node)
 
     def _give_up(self, node: Node) -> None:
-        """The node goes over to another history: it leaves the sets of that, remembers so, and then
-        drops its copy. After a stop in between it does that when it registers."""
+        """Switch the node to another history. It leaves the sets of that history, notes this on its
+        disk, and then drops its copy. After a stop in between, it drops the copy when it
+        registers."""
         with suppress(Conflict):
             after = t.give_up(self.record, node.name)
             node.drops_copy = True
@@ -1180,7 +1198,7 @@ class World:
             node.take_role()
 
     def _decide(self, node: Node) -> None:
-        """An operator sees that all nodes are up, and do not agree."""
+        """Let an operator decide, when all nodes run and have contradicting records."""
         if not all(one.up for one in self.nodes.values()):
             return
         heard = {name: one.known_of for name, one in self.nodes.items()}
@@ -1191,7 +1209,7 @@ class World:
     # --- operators ---------------------------------------------------------------
 
     def _change(self, node: Node, what: str, change: Callable[[StreamMetadata], Any]) -> None:
-        """Asks any node for a change; it decides by the record that it knows."""
+        """Request a change from any node, which decides according to its own record."""
         if not node.up:
             return
         try:
@@ -1208,7 +1226,7 @@ class World:
         self._change(node, "move", lambda record: t.reassign(record, target))
 
     def _hand_over(self, node: Node) -> None:
-        """A leader whose replica a move takes is the last that goes."""
+        """Let the leader hand over, as the last node that a move removes."""
         if node.up and node.leader is not None and node.leader.pending is None:
             to = t.successor(node.leader.record)
             if to is not None:
@@ -1224,7 +1242,7 @@ class World:
         self._change(node, "update", lambda record: t.update(record, settings))
 
     def _recover(self, node: Node) -> None:
-        """Nothing is left that is known to be complete: this node is elected as it is."""
+        """Elect this node as it is, because no copy is known to be complete."""
         record = self.record
         if record.isr or record.eligible or not node.up or node.record != record:
             return
@@ -1232,7 +1250,7 @@ class World:
             return
         after = t.recover(record, node.name) if node.name in record.replicas else None
         if after is not None:
-            # As `lead` does: it may tell this node that more is committed.
+            # Like `lead`: the record may show this node that more is committed.
             if node.follower is not None and node.follower.working is not None:
                 node.finish_work()
             log, known = node.disk.log, self.committed
@@ -1240,12 +1258,12 @@ class World:
             while end < min(len(log), len(known)) and log[end] == known[end]:
                 end += 1
             self.stats["given up"] += len(known) - end
-            # What an earlier recovery gave up may be committed by this node's own knowledge.
+            # Records that an earlier recovery gave up may be committed according to this node.
             role = node.leader or node.follower
             own = role.high_watermark if role else node.known
             self.committed = known[:end] + log[end:own]
             if len(known) < node.disk.log_start:
-                # It has deleted what it would have to say about these offsets.
+                # The node has deleted its information about these offsets.
                 self.unknown_below = max(self.unknown_below, node.disk.log_start)
             self.incomplete.clear()
             self.heard.clear()

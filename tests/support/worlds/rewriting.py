@@ -1,4 +1,4 @@
-"""A log of keyed records beside a plain dict, and its sealed segments rewritten."""
+"""A log of keyed records and a plain dict. The sealed segments of the log are rewritten."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEADER = b"NATS/1.0\r\nNats-Msg-Id: %d\r\n\r\n"
 
 
 class Row(NamedTuple):
-    """Everything that a reader can learn of a record, its offset aside."""
+    """All data of a record that a reader gets, except the offset."""
 
     timestamp_ns: int
     subject: str
@@ -66,7 +66,7 @@ def row(
 
 
 def encode_rows(log: Log, batches: Iterable[list[Row]]) -> tuple[list[EncodedBatch], Rows]:
-    """Each list as one batch, all of one group, for the end of the log."""
+    """Encode each list as one batch of the same group, for the end of the log."""
     offset = log.log_end_offset
     encoded = []
     found: Rows = {}
@@ -93,7 +93,7 @@ def encode_rows(log: Log, batches: Iterable[list[Row]]) -> tuple[list[EncodedBat
 
 
 def add(log: Log, batches: Iterable[list[Row]], *, compression: str = "none") -> Rows:
-    """Append each list as one batch, in one group; committed on return."""
+    """Append each list as one batch, all in one group. Committed on return."""
     encoded, found = encode_rows(log, batches)
     log.append(compressed(encoded, compression))
     log.commit_up_to(log.sync())
@@ -101,7 +101,7 @@ def add(log: Log, batches: Iterable[list[Row]], *, compression: str = "none") ->
 
 
 def add_segments(log: Log, *groups: list[list[Row]]) -> Rows:
-    """A sealed segment for each group of batches."""
+    """Make one sealed segment for each group of batches."""
     rows: Rows = {}
     for batches in groups:
         rows.update(add(log, batches))
@@ -110,7 +110,7 @@ def add_segments(log: Log, *groups: list[list[Row]]) -> Rows:
 
 
 def key_rows(count: int, of: int = 10, *, tag: bytes = b"", first: int = 0) -> list[Row]:
-    """So many rows, which take turns with `of` keys."""
+    """Return `count` rows, which use `of` keys in turn."""
     return [row(b"k%d" % (i % of), b"%s%d" % (tag, i)) for i in range(first, first + count)]
 
 
@@ -130,7 +130,7 @@ def rows_of(batch: RecordBatch) -> Rows:
 
 
 def batches_of(log: Log, *, max_bytes: int = 300) -> list[RecordBatch]:
-    """All that readers see, checking that offsets tile inside each answer."""
+    """Return all batches that readers get. Checks that the offsets in each answer have no gaps."""
     found = []
     offset = log.log_start_offset
     while (piece := log.read(offset, max_bytes)) is not None:
@@ -151,7 +151,7 @@ def stored(log: Log) -> Rows:
 
 
 def plain_erased(log: Log) -> tuple[tuple[int, str], ...]:
-    """The erased set as a job gets it."""
+    """Return the erased set in the form for a job."""
     erased = log.view.erased
     return () if erased is None else erased.to_plain()
 
@@ -166,7 +166,8 @@ def plan(
     bound: int | None = None,
     compression: str = "none",
 ) -> CompactJob | None:
-    """What the scheduler would ask for on demand, as it arrives in the worker."""
+    """Plan a compaction on demand like the scheduler, and return the job in the form that the
+    worker receives."""
     damaged = log.view.damaged_files
     planned = plan_compaction(
         log.segments,
@@ -208,7 +209,7 @@ def compact_once(log: Log, fs: Any, **how: Any) -> CompactResult | None:
 
 
 def compact_fully(log: Log, fs: Any, **how: Any) -> int:
-    """Passes until one was complete; returns how many."""
+    """Run passes until one is complete, and return their number."""
     for passes in range(1, 1000):
         result = compact_once(log, fs, **how)
         if result is None or result.complete:
@@ -237,7 +238,7 @@ def rebatch_file(
 
 
 def sketch_segments(log: Log, fs: Any, *, with_subjects: bool = False) -> list[SketchResult]:
-    """The sketches of all sealed segments, and their subject indexes if need be."""
+    """Make the sketches of all sealed segments and, if requested, their subject indexes."""
     found = []
     for segment in log.segments[:-1]:
         entry = segment.entry()
@@ -255,7 +256,7 @@ def sketch_segments(log: Log, fs: Any, *, with_subjects: bool = False) -> list[S
 
 
 def check_entries(log: Log, fs: Any) -> None:
-    """What the manifest and the indexes say of sealed segments is what lies in them."""
+    """Check that the manifest and the indexes describe the content of the sealed segments."""
     for segment in log.segments[:-1]:
         raw = fs.read(segment.path)[: segment.size_bytes]
         batches = list(iter_batches(raw))
@@ -285,7 +286,7 @@ def check_entries(log: Log, fs: Any) -> None:
 
 
 def expected(rows: Rows, end: int, start: int = 1) -> Rows:
-    """What a pass over everything below `end` must leave, tombstones included."""
+    """Return the expected result of a pass over all records below `end`, including tombstones."""
     newest = {r.key: o for o, r in sorted(rows.items()) if r.key is not None and o < end}
     return {
         o: r

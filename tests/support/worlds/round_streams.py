@@ -1,6 +1,6 @@
-"""Several streams that commit in rounds: the real commit path and logs, on a disk that fails.
+"""Several streams that commit in rounds: the real commit path and logs, on a failing disk.
 
-A test decides when the writer threads work. Or it gives the world real threads.
+A test decides when the writer threads work, or uses real threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from liftlog.settings import CommitSettings, StreamSettings, parse_stream_settin
 
 
 class StepPool:
-    """Stands in for the writer threads: each call of `step` is the work of one thread."""
+    """Replaces the writer threads. Each call of `step` does the work of one thread."""
 
     def __init__(self) -> None:
         self.work: deque[Callable[[], object]] = deque()
@@ -61,7 +61,7 @@ class StepPool:
 
 
 class StreamFault(Fault):
-    """Hits the segments of one stream."""
+    """A fault of the segments of one stream."""
 
     def hits(self, operation: str, path: Path) -> bool:
         return self.stream == path.parent.name and super().hits(operation, path)
@@ -76,7 +76,7 @@ def fault(stream: str, operation: str, error: int, times: int = 1) -> Fault:
 
 
 class RoundStreams:
-    """Streams s0, s1 ... of one daemon."""
+    """The streams s0, s1 and so on of one daemon."""
 
     def __init__(
         self,
@@ -89,8 +89,8 @@ class RoundStreams:
         commit: CommitSettings | None = None,
         **settings: Any,
     ) -> None:
-        """Those of `followers` have followers that confirm what the test says. Without a `fs`, the
-        disk is simulated, and without a `pool` so are the threads."""
+        """The streams in `followers` have followers, whose confirmations the test controls. Without
+        `fs`, the disk is simulated. Without `pool`, the threads are simulated."""
         self.sim = SimFileSystem()
         self.fs: FileSystem = fs or self.sim
         self.directory = directory
@@ -99,10 +99,10 @@ class RoundStreams:
         self.intake.pool.close()
         self.pool = StepPool()
         self.intake.pool = pool or self.pool  # type: ignore[assignment]
-        self.intake.rounds.most_append_seconds = 60.0  # however busy the machine is
+        self.intake.rounds.most_append_seconds = 60.0  # even on a busy machine
         self.intake.write = self._written
         self.sends: list[list[int]] = []
-        """For each write to NATS, the numbers of the answered messages."""
+        """The numbers of the answered messages, for each write to NATS."""
         self.payloads: list[tuple[str, bytes]] = []
         self.answers: dict[int, dict[str, Any]] = {}
         self.gates: dict[str, LaggingGate] = {}
@@ -131,7 +131,8 @@ class RoundStreams:
     # --- what happens ---
 
     def publish(self, *names: str, count: int = 1, size: int = 10, chunk: bool = True) -> list[int]:
-        """`count` messages for each of the streams, all in one chunk. Returns their numbers."""
+        """Publish `count` messages to each of the streams, all in one chunk. Returns their
+        numbers."""
         numbers = []
         for name in names or self.hosts:
             own = range(len(self.payloads), len(self.payloads) + count)
@@ -146,7 +147,7 @@ class RoundStreams:
         return numbers
 
     async def work(self) -> None:
-        """Threads do all that there is to do, and the loop hears of it."""
+        """Let the threads do all their work, and the loop handle the results."""
         for _ in range(3):
             await asyncio.sleep(0)
         while self.pool.work:
@@ -155,7 +156,7 @@ class RoundStreams:
                 await asyncio.sleep(0)
 
     async def answered(self, numbers: Sequence[int], seconds: float = 10) -> None:
-        """Wait for the answers, if real threads work."""
+        """Wait for the answers, if there are real threads."""
         async with asyncio.timeout(seconds):
             while not self.answers.keys() >= set(numbers):
                 await asyncio.sleep(0.001)
@@ -194,7 +195,7 @@ class RoundStreams:
             assert self.nacked(name).isdisjoint(found.values()), name
 
     def recovered(self, image: SimFileSystem, boot: str) -> dict[str, Log]:
-        """The logs as the next start finds them."""
+        """Return the logs that the next start finds."""
         config = log_config(self.settings)
         return {
             name: reopen(image, boot=boot, config=config, directory=self.directory / name)[0]

@@ -1,6 +1,6 @@
-"""What is asked of one stream, in plain Python: one message after the other, no batches.
+"""A model of one stream's sequencer in plain Python: one message after the other, no batches.
 
-`Model` is judged against `liftlog.sequencing.Sequencer`. It works on the meaning of a message, not
+`Model` is compared with `liftlog.sequencing.Sequencer`. It works on the meaning of a message, not
 on its bytes; `Message` makes the bytes.
 """
 
@@ -30,11 +30,11 @@ class Message:
     reply: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     padding: int = 0
-    """So many lines more in the header block, before the others."""
+    """Number of additional lines at the start of the header block."""
     wrapped: dict[str, Any] | None = None
-    """Arguments of `envelope.encode` beside the value; None for a plain message."""
+    """Arguments of `envelope.encode` except the value; None for a plain message."""
     is_liftbridge: bool = False
-    """Whether the envelope is Liftbridge's, which has no message id and no tombstones."""
+    """True for Liftbridge's envelope, which has no message id and no tombstones."""
 
     @property
     def block(self) -> bytes:
@@ -88,14 +88,14 @@ class State:
 
 
 class Model:
-    """Answers are (reply, outcome): an offset, ("duplicate", offset) or ("error", err_code), with
-    the correlation id behind it when there is one. Liftbridge's Ack knows no duplicates and has
-    error codes of its own: ("ackError", number)."""
+    """The model. Answers are (reply, outcome); an outcome is an offset, ("duplicate", offset) or
+    ("error", err_code). A correlation id follows if there is one. Liftbridge's Ack has no
+    duplicates and its own error codes: ("ackError", number)."""
 
     def __init__(
         self, acks: str, *, keeps_subjects: bool = True, max_messages: int | None = None
     ) -> None:
-        """Beyond `max_messages` it is full."""
+        """With `max_messages` messages, the stream is full."""
         self.max_messages = max_messages
         self.acks = acks
         self.keeps_subjects = keeps_subjects
@@ -107,9 +107,9 @@ class Model:
         self.committed = State()
         self.records: list[Record] = []
         self._judged: list[tuple[Message, list[Any], Record | None, State]] = []
-        """With the answers as (reply, outcome, correlation id)."""
+        """The judged messages, with their answers as (reply, outcome, correlation id)."""
         self._early_refusals: list[int] = []
-        """Identities of messages that are refused whatever was judged before them."""
+        """Identities of messages that are refused independently of earlier messages."""
 
     # --- judging, one message at a time ---
 
@@ -127,7 +127,8 @@ class Model:
         self._judged.append((message, answers, record, deepcopy(state)))
 
     def _told(self, message: Message, outcome: Any) -> Any:
-        """None: nothing at all. Liftbridge names two errors, and is silent otherwise."""
+        """Return the outcome that the publisher gets; None for no answer. Liftbridge reports two
+        errors, and sends no answer in all other cases."""
         opened = self._opened(message)
         if not message.is_liftbridge or opened is None or "ack_subject" not in opened:
             return outcome
@@ -259,11 +260,11 @@ class Model:
         return None if expected == str(max(last, default=0)) else 10071
 
     def has(self, offset: int) -> bool:
-        """Whether a record that was stored is still there."""
+        """Return True if a stored record still exists."""
         return offset >= self.log_start and offset not in self.removed
 
     def _unread(self, message: Message, *, fast_batch: bool) -> int:
-        """Why a message is refused whose headers are too many to be looked at."""
+        """Return the reason to refuse a message whose headers are too many to be parsed."""
         if self._is_too_large(message):
             return 10054
         return 10205 if fast_batch else 10097
@@ -271,11 +272,12 @@ class Model:
     # --- what becomes of it ---
 
     def next_offset_after(self, count: int) -> int:
-        """Where numbering went on behind the first `count` judged messages."""
+        """Return the offset at which numbering continued after the first `count` judged
+        messages."""
         return self._judged[count - 1][3].next_offset if count else self.committed.next_offset
 
     def commit(self, count: int) -> list[Any]:
-        """The first `count` judged messages are committed; what their publishers hear."""
+        """Commit the first `count` judged messages, and return the answers."""
         done, self._judged = self._judged[:count], self._judged[count:]
         if done:
             self.committed = deepcopy(done[-1][3])
@@ -283,22 +285,22 @@ class Model:
         return [one for message, sent, _, _ in done for one in self._told_all(message, sent)]
 
     def early(self, start: int, count: int, ack_policy: str, *, is_replicated: bool) -> list[Any]:
-        """What publishers hear of these judged messages before they are committed: refusals that do
-        not depend on others; and where others hold copies all under the policy `leader`, which
-        `ack_policy` may make that of messages that name none."""
+        """Return the answers to these judged messages that are sent before the commit: refusals
+        that do not depend on other messages and, if other nodes hold copies, all answers under the
+        policy `leader`. `ack_policy` is the policy of messages that name none."""
         found = []
         for message, answers, _, _ in self._judged[start : start + count]:
             opened = self._opened(message)
             policy = "leader" if message.is_liftbridge else ack_policy
             policy = (opened or {}).get("ack_policy", policy)
             if opened is not None and message.is_liftbridge and "ack_subject" not in opened:
-                policy = ack_policy  # it gets an ack of the common form
+                policy = ack_policy  # it gets an ack in the common form
             if id(message) in self._early_refusals or (is_replicated and policy == "leader"):
                 found += self._told_all(message, answers)
         return found
 
     def fail(self, err_code: int, keep: int = 0) -> list[Any]:
-        """Everything is undone that is not committed, but for the first `keep` messages."""
+        """Undo everything that is not committed, except the first `keep` messages."""
         undone, self._judged = self._judged[keep:], self._judged[:keep]
         self.state = deepcopy(self._judged[-1][3] if self._judged else self.committed)
         return [

@@ -1,7 +1,8 @@
-"""What clients of a metadata store were told, and whether one history explains it.
+"""Records the answers that clients of a metadata store got, and checks that one history explains
+them.
 
-Each value that is written to a key names itself and the value that it replaces, so the values that
-took effect form one chain, which the last value leads back through.
+Each value of a key names itself and the value that it replaces. So the values that took effect form
+one chain, from the last value back to the first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 START = "start"
-"""What the first value of a key replaces."""
+"""The value that the first value of a key replaces."""
 
 
 class Written(NamedTuple):
@@ -35,9 +36,9 @@ class Seen(NamedTuple):
 class Held(NamedTuple):
     holder: str
     seen_free: float
-    """When the holder had been told that the key does not exist."""
+    """Time at which the holder was told that the key does not exist."""
     deadline: float
-    """The last one, or when the holder gave up the key."""
+    """The last deadline, or the time at which the holder gave up the key."""
 
 
 def value_of(label: str, parent: str) -> bytes:
@@ -56,7 +57,7 @@ class KeyHistory:
     seen: list[Seen] = field(default_factory=list)
 
     def problems(self, last: str) -> list[str]:
-        """`last` is the label of the value at the end."""
+        """Return the problems. `last` is the label of the value at the end."""
         found: list[str] = []
         chain = self._chain(last, found)
         place = {label: number for number, label in enumerate(chain)}
@@ -81,7 +82,7 @@ class KeyHistory:
         return found
 
     def _chain(self, last: str, found: list[str]) -> list[str]:
-        """From the first value to the last."""
+        """Return the chain from the first value to the last."""
         chain: dict[str, None] = {}
         label = last
         while label != START:
@@ -105,7 +106,7 @@ class KeyHistory:
             if read.is_confirmed
         ]
         marks = [(one.began, one.ended, place[one.label], str(one)) for one in made]
-        # Of all that had ended when a read began, none may be newer than what it returned.
+        # No change that had ended before a read began may be newer than the result of the read.
         ends = sorted((ended, number) for _, ended, number, _ in confirmed + marks)
         index, newest = 0, -1
         for began, _, number, what in sorted(confirmed):
@@ -123,7 +124,7 @@ class KeyHistory:
 
 
 def overlaps(held: list[Held]) -> list[str]:
-    """Where a key was seen to be free before its holder's deadline had passed."""
+    """Return the cases in which a key seemed free before its holder's deadline had passed."""
     found = []
     in_order = sorted(held, key=lambda one: one.seen_free)
     for one, after in pairwise(in_order):

@@ -1,4 +1,4 @@
-"""One stream without a broker: its commits, and what it answers."""
+"""One stream without a broker: its commits and its answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from liftlog.settings import parse_stream_settings
 
 
 class Shared:
-    """What a broker gives its streams."""
+    """The objects that a broker gives its streams."""
 
     def __init__(self, inline_max_messages: int) -> None:
         self.pool = WriterPool(2)
@@ -59,7 +59,7 @@ class Harness:
         self.host = StreamHost("s", parsed, self.log, sequencer, self.shared, origin="api")
 
     async def publish(self, *payloads: bytes) -> list[Any]:
-        """One run, committed; what was answered."""
+        """Publish one run, commit it, and return the answers."""
         count = len(payloads)
         run = MessageRun([b"in"] * count, [b"_INBOX.r"] * count, payloads, has_cookie=False)
         self.host.receive(run)
