@@ -458,9 +458,7 @@ class Node:
             self.world.send(Frame(self.name, effect.leader, 0, request=request))
         elif isinstance(effect, Append):
             if self.new_side is not None:
-                self.side = (
-                    self.new_side
-                )  # only with the mutation: it is written later
+                self.side = self.new_side  # only with the mutation: it is written later
             self.new_side = self.told_side
             if self.body:
                 disk.add(self.body)
