@@ -36,11 +36,11 @@ def connect(
 ) -> Connecting:
     """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
 
-    `address` may name several nodes of a cluster, separated by commas. One reachable node is
-    enough. From this node the client gets the address of each stream's leader. The client connects
-    to the leader, also after a change of the leader.
+    `address` may contain the addresses of several nodes of a cluster, separated by commas. One
+    reachable node is enough. From this node the client receives the address of each stream's
+    leader. The client connects to the leader, also after a change of the leader.
 
-    The client sends `token` only if the daemon asks for a token. Without TLS anyone on the network
+    The client sends `token` only if the daemon requests a token. Without TLS, anyone on the network
     path can read the token. In this case the client logs a warning, unless the address is on this
     machine. `nkey` is a file with the seed of a user's nkey: the seed alone, or a `.creds` file.
     The client signs a challenge of the daemon with the seed, and never sends the seed. For an
@@ -48,8 +48,8 @@ def connect(
     the client trusts the system's CAs.
 
     Timeouts are in seconds. After a lost connection, reads and calls try to reconnect for
-    `reconnect_for` seconds, but calls at most for `request_timeout`. With None, reads try to
-    reconnect for ever. With 0, reads and calls do not reconnect.
+    `reconnect_for` seconds, but a call ends at its `request_timeout`. If `reconnect_for` is None,
+    reads try to reconnect without a limit. If it is 0, reads and calls do not reconnect.
 
     Raises ConnectionLost if the daemon cannot be reached, Unauthenticated, UnsupportedVersion,
     LimitExceeded (too many connections), and InvalidArgument if an argument is invalid.

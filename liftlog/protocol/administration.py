@@ -368,10 +368,10 @@ class DaemonAnswer(Message):
 
 
 class ErasureProof(NamedTuple):
-    """The result of a search for erased records in the files of a stream. `records` is the number
-    of erased records to find, and `found` is the number of them that are still in a file. The
-    search covered `file_count` files with `size_bytes` together. `files` are the files with a
-    finding."""
+    """Result of a search for erased records in the files of a stream. `records` is the number of
+    erased records that the daemon searched for, and `found` is the number of these records that are
+    still in a file. The daemon searched `file_count` files with a total size of `size_bytes`.
+    `files` are the files with a finding."""
 
     records: int
     found: int
@@ -388,10 +388,10 @@ class ErasureProof(NamedTuple):
 class ErasedOffsets(NamedTuple):
     """The offsets of all records of a stream that were erased until now. `newest` is the id of the
     newest erasure, empty if there is none. `unknown` is the number of erased records whose offsets
-    the daemon does not have any more.
+    the daemon no longer has.
 
-    `bitmaps` are Roaring bitmaps in the portable format, by number: the offset of a bit is the
-    number times 2^24, plus the bit.
+    `bitmaps` maps a number to a Roaring bitmap in the portable format. A bit that is set means the
+    offset 2^24 times the number, plus the position of the bit.
     """
 
     newest: str

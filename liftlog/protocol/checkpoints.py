@@ -21,13 +21,13 @@ class Checkpoint(Described):
 
     `time_ns` is the time of the commit by the daemon's clock. `incarnation` and `epoch` are the
     stream's incarnation and epoch at this time. `lag` is the number of offsets up to the high
-    watermark. If the stream cannot be read from the checkpoint, `lag` is None, and `problem` is
-    the name of the error that a reader gets: STREAM_NOT_FOUND, STALE_INCARNATION,
+    watermark. If the stream cannot be read from the checkpoint, `lag` is None, and `problem` is the
+    name of the error that a reader receives: STREAM_NOT_FOUND, STALE_INCARNATION,
     OFFSET_OUT_OF_RANGE, DIVERGED, STREAM_UNAVAILABLE, CHECKPOINT_UNCERTAIN.
 
-    `uncertain` is True if damage has destroyed checkpoints in the daemon, possibly a newer
-    checkpoint of this consumer. If the consumer continues at `offset`, it may read some records
-    again. If `offset` is 0, no checkpoint is stored, but damage may have destroyed one.
+    `uncertain` is True if stored checkpoints are damaged and lost, possibly also a newer checkpoint
+    of this consumer. If the consumer continues at `offset`, it may read some records again. If
+    `offset` is 0, no checkpoint is stored, but it may be one of the lost checkpoints.
 
     `owner` is the principal that committed the checkpoint. The checkpoint counts towards the quota
     of this principal. `owner` is empty if the daemon has no ACL or is too old.

@@ -112,11 +112,11 @@ class StreamInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo(Described):
-    """A lease on [low, high) of a stream. During the lease, its reader gets the records as they
+    """A lease on [low, high) of a stream. During the lease, its reader receives the records as they
     were when the high watermark was `high`.
 
-    `expires_ns` is the end of the lease by the daemon's clock. `remaining_ms` is the remaining
-    time when the daemon answered. `lease_id` is empty if the caller may not release the lease.
+    `expires_ns` is the end of the lease by the daemon's clock. `remaining_ms` is the remaining time
+    when the daemon answered. `lease_id` is empty if the principal may not release the lease.
     """
 
     stream: str = ""
@@ -135,13 +135,13 @@ class ErasureInfo(Described):
 
     - `ranges`: the requested ranges of offsets, each [first, next); at most 64 of them.
     - `selector`: a hash of the filter; empty without one.
-    - `count`: number of records that were hidden, from `first_offset` to `last_offset` in
-      `range_count` ranges; these three are None if the list does not have the offsets.
-    - `left`: number of these records whose bytes are still in segments of the stream, with about
-      `left_bytes` bytes.
-    - `now`: True if the erasure requests that the bytes are removed at once. `is_removing` is True
-      until this removal ends.
-    - `reasons`: sentences about the bytes that are left.
+    - `count`: number of erased records. They are in `range_count` ranges, from `first_offset` to
+      `last_offset`; these three are None if the daemon no longer has the offsets.
+    - `left`: number of these records whose bytes are still in segments of the stream. Their size is
+      about `left_bytes` bytes.
+    - `now`: True if the client requested that the daemon removes the bytes at once. `is_removing`
+      is True until this removal ends.
+    - `reasons`: sentences that explain why these bytes still exist.
     - `problem`: the reason why the last attempt to remove the bytes failed; empty without a
       failure.
     """
@@ -166,11 +166,12 @@ class ErasureInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class ProvenFile(Described):
-    """A file with a finding of a search for erased records.
+    """A file in which a search for erased records has found something.
 
-    `found` is the number of these records in the file. `first_offset` is the offset of the first
-    one, or None if there is none. `is_listed` is True if the manifest lists the file. `problem`
-    describes the part that could not be examined, or other content that the file may hold.
+    `found` is the number of erased records in the file. `first_offset` is the offset of the first
+    of these records; None if there is none. `is_listed` is True if the manifest lists the file.
+    `problem` describes the part that could not be examined, or other content that the file may
+    have.
     """
 
     file: str = ""
@@ -201,11 +202,11 @@ class DaemonInfo(Described):
     - `limits`: limits of the daemon's connections.
     - `features`: supported requests and other capabilities.
     - `commit`: the commit from which the daemon was built, or "".
-    - `stream_count`: number of streams that the principal may read, including failed ones.
+    - `stream_count`: number of streams that the principal may read, including failed streams.
     - `conditions`: the current problems, the worst first. Each is a map with `name`, `severity`
       (unready, error or warning), `about` (daemon, stream or node), `subject`, `text` and
-      `next_step`. The list has at most 20 entries of each kind. If a kind has more, an entry
-      without `subject` has the number of omitted entries.
+      `next_step`. The list has at most 20 entries of each kind. If a kind has more entries, one
+      additional entry without `subject` has the number of omitted entries.
     - `warnings`: maps the names of conditions that do not affect readiness to their texts.
     - `nodes`: addresses of the pull sockets of the daemon's cluster, including its own; empty if
       the daemon does not belong to a cluster.

@@ -29,11 +29,11 @@ class GroupInfo(Described):
     `session_ms`, `principal` and `lag`.
 
     `owners` and `offsets` have one entry for each slot: the name of the member that owns the slot
-    ("" if no member owns it), and the next offset to read (0 is the log start). `list_groups`
-    leaves both empty.
+    ("" if no member owns it), and the next offset to read (0 is the log start). In the results of
+    `list_groups` both are empty.
 
-    `lag` is the number of offsets between the slot that is farthest behind and the high watermark;
-    None if the answering node cannot read the stream.
+    `lag` is the largest lag of a slot: the number of offsets from its committed offset to the high
+    watermark. It is None if the answering node cannot read the stream.
     """
 
     group: str = ""

@@ -235,8 +235,8 @@ class ClusterNode(Described):
     """A node of the cluster.
 
     `live` is True if the node has renewed its session in time. `replicas` is the number of streams
-    with a replica on the node, including replicas that will be moved away. `leads` is the number of
-    streams whose first replica is on this node.
+    with a replica on the node, including replicas that are being moved to other nodes. `leads` is
+    the number of streams whose first replica is on this node.
     """
 
     node: str = ""
@@ -260,10 +260,10 @@ class ClusterNode(Described):
 
 @dataclass(frozen=True, slots=True)
 class ClusterStream(Described):
-    """A stream of the cluster, from the view of the node that answers.
+    """A stream of the cluster, as the answering node describes it.
 
-    `leader` is None while no node leads. The offsets are the offsets of this node's own copy; None
-    if this node has no copy.
+    `leader` is None while the stream has no leader. The offsets are those of the answering node's
+    own copy; None if this node has no copy.
     """
 
     name: str = ""

@@ -128,7 +128,8 @@ class RecordBatch:
         return self._view
 
     def trim(self, first_offset: int, stop_offset: int | None = None) -> RecordBatch:
-        """Return the batch without the records below `first_offset` and from `stop_offset` on."""
+        """Return the batch with only the records at or after `first_offset` and below
+        `stop_offset`."""
         if first_offset <= self.header.base_offset and (
             stop_offset is None or stop_offset > self.header.last_offset
         ):
@@ -270,7 +271,8 @@ class RecordBatch:
         return list(map(_new_tuple, repeat(Record), fields))
 
     def record_at(self, offset: int) -> Record | None:
-        """Return the record at this offset, without decoding others; None if there is none."""
+        """Return the record at this offset, without decoding other records; None if the batch has
+        no record at this offset."""
         header, view, layout = self.header, self._view, self._layout
         offsets = self._all_offsets()
         row = bisect_left(offsets, offset, self._lo, self._hi)

@@ -21,9 +21,9 @@ client](client.md) explains how to use them together. [Consume](../how-to/consum
 an example.
 
 `SyncClient`, `SyncConsumer`, `SyncWorker`, `SyncBatchReader` and `SyncRecordReader` have the same
-methods as the classes below, without `await` (and `close` instead of `aclose`). Only one thread at
-a time may use such an object. If a signal handler interrupts a call with an exception, the object
-can still be used afterwards.
+methods as the classes below. Call these methods without `await`, and `close` instead of `aclose`.
+Only one thread at a time may use such an object. If a signal handler interrupts a call with an
+exception, the object stays usable.
 """
 
 _CLASSES: tuple[type, ...] = (
@@ -62,8 +62,14 @@ _VALUES: tuple[type, ...] = (
     client.ClusterStream,
 )
 _ALIASES = {
-    "Start": "an offset, `earliest`, `latest`, or a `datetime` (records stamped then or later)",
-    "Until": "exclusive: an offset, `end` (the high watermark at the call), or None: never",
+    "Start": (
+        "an offset, `earliest`, `latest`, or a `datetime` (the first record with this or a later "
+        "timestamp)"
+    ),
+    "Until": (
+        "the end (exclusive): an offset, `end` (the high watermark at the time of the call), or "
+        "None (no end)"
+    ),
     "Deliver": "`all`, `new`, `last`, `last_per_subject`, an offset, or a `datetime`",
     "Column": f"one of {', '.join(f'`{name}`' for name in get_args(read_options.Column))}",
     "OnCorrupt": "`raise`, `skip`, or a callable that is called with each CorruptRange",

@@ -44,16 +44,16 @@ class Client(Calls):
     may use it at the same time. If a call is cancelled, the client cancels the request, and stays
     usable.
 
-    After a lost connection the next call or read reconnects. A read continues after the last batch
-    that it returned. If the answer to a call was lost, the client repeats the calls that may safely
-    be executed twice.
+    After a lost connection, the next call or read reconnects. A read continues after the last batch
+    that it returned. If the answer to a call was lost, the client repeats the call if it is safe to
+    execute the call twice.
 
     Methods raise the typed errors of `liftlog.errors`. Every call can raise:
 
     - RequestTimeout: no answer within `request_timeout` seconds.
-    - ConnectionLost: no connection for `reconnect_for` seconds, or the connection was lost before
-      the answer arrived and the call cannot be repeated. In this case the error's `undecided` is
-      true: the call may have taken effect.
+    - ConnectionLost: no connection for `reconnect_for` seconds. It is also raised if the connection
+      was lost before the answer arrived, and the call cannot be repeated. In this case the error's
+      `undecided` is true: the call may have taken effect.
     - Forbidden: the principal does not have the right to make the call.
     - StreamUnavailable: the stream's storage has failed.
     """
@@ -76,7 +76,7 @@ class Client(Calls):
         `start`. Most programs use `read` instead.
 
         - `start`: an offset, "earliest", "latest", or a `datetime` (the first record with this
-          timestamp or a later one).
+          timestamp or a later timestamp).
         - `max_bytes`, `max_records`: limits of the answer. The answer contains the whole first
           batch, even if this batch is larger. By default the daemon's limits apply.
         - `min_bytes`: the daemon waits until the answer has at least this many bytes.
@@ -121,8 +121,8 @@ class Client(Calls):
         """Return an iterator over the record batches from `start` to `until` (exclusive). If
         `until` is None, the iterator never ends. It verifies the checksums of the batches.
 
-        `ReadOptions` describes the `options`. Among them are `filter`, `columns`, and options for
-        damaged records and for a start that cannot be read any more. Raises InvalidArgument. The
+        `ReadOptions` describes the `options`: for example `filter`, `columns`, and options for
+        damaged records and for a start that can no longer be read. Raises InvalidArgument. The
         iteration raises the errors of `fetch`, and ConnectionLost after `reconnect_for` seconds
         without a connection.
         """
@@ -158,12 +158,12 @@ class Client(Calls):
 
         If the consumer has no checkpoint, it begins at `start`. The consumer stores a checkpoint
         after `checkpoint_every` records or `checkpoint_interval` seconds, in each call of
-        `checkpoint`, and at the end. A limit of None is switched off. `metadata` is stored with
-        each checkpoint. With `exclusive` the iteration raises CheckpointMoved if another process
-        has stored a checkpoint under this name.
+        `checkpoint`, and at the end. None disables one of these two limits. The daemon stores
+        `metadata` with each checkpoint. With `exclusive`, the iteration raises CheckpointMoved if
+        another process has stored a checkpoint with this name.
 
-        `ReadOptions` describes the `options`. `on_reset` also applies if the stream cannot be read
-        from the checkpoint any more. Raises InvalidArgument. The iteration raises the errors of
+        `ReadOptions` describes the `options`. `on_reset` also applies if the stream can no longer
+        be read from the checkpoint. Raises InvalidArgument. The iteration raises the errors of
         `fetch`, `fetch_checkpoint` and `commit_checkpoint`.
         """
         settings = ConsumerSettings(
@@ -194,26 +194,26 @@ class Client(Calls):
         on_revoked: SlotsCallback | None = None,
         **options: Unpack[ReadOptions],
     ) -> GroupConsumer:
-        """Return an iterator over this member's share of `stream`. The members of the group `name`
-        share the stream. Each record is delivered to one member, at least once. Records with the
+        """Return an iterator over this member's part of `stream`. The members of the group `name`
+        divide the stream. Each record is delivered to one member, at least once. Records with the
         same key are delivered to the same member, in order.
 
-        - `member`: unique name of this member. A process that restarts under the same name within
-          `session` seconds gets its slots back, and no slot moves to another member. If a second
-          process joins under the same name, the first process ends with GroupFenced. By default
-          the member gets a random name, and leaves the group on `close`.
+        - `member`: unique name of this member. If a process restarts with the same name within
+          `session` seconds, it receives the same slots, and no slot moves to another member. If a
+          second process joins with the same name, the first process ends with GroupFenced. By
+          default the member has a random name, and leaves the group on `close`.
         - `start`: position at which the group begins to read if it does not exist yet.
         - `session`: a member without a heartbeat for this many seconds loses its slots.
         - `slots`: number of slots into which a new group divides the keys, 1 to 1,024 (default 64).
           At most this number of members can read at the same time.
         - `commit_every`, `commit_interval`: the member commits after this number of records, or
-          this number of seconds. A limit of None is switched off.
+          this number of seconds. None disables a limit.
         - `on_assigned` and `on_revoked` are called with the ids of the assigned and the revoked
           slots. After `on_revoked` has returned, the member commits the revoked slots, unless its
           session has ended.
 
-        `ReadOptions` describes the `options`. `filter`, `columns` and `replica` cannot be used
-        here. Raises InvalidArgument. The iteration raises the errors of `fetch`, Forbidden,
+        `ReadOptions` describes the `options`. The options `filter`, `columns` and `replica` are not
+        allowed here. Raises InvalidArgument. The iteration raises the errors of `fetch`, Forbidden,
         Conflict if the group has another number of slots than `slots`, and LimitExceeded.
         """
         settings = GroupSettings(

@@ -293,8 +293,8 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     # --- the end ---
 
     async def leave(self) -> None:
-        """Commit, and release the slots to the other members at once. For a member with a random
-        name, `close` does the same."""
+        """Commit, and leave the group, so that other members receive the slots at once. For a
+        member with a random name, `close` does the same."""
         self._settle()
         if self._state.joined:
             await self._commit()
@@ -310,8 +310,8 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
 
     async def close(self) -> None:
         """Stop reading, and commit. A member with a chosen name keeps its slots until its session
-        ends. So if a process joins under this name before the session ends, the process gets the
-        same slots. A member with a random name leaves the group.
+        ends. So if a process joins with this name before the session ends, it receives the same
+        slots. A member with a random name leaves the group.
 
         The last returned record or batch does not count as processed, unless `commit` was called
         after it.

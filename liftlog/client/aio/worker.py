@@ -37,11 +37,11 @@ class Worker(Working, ConsumingBlock[WorkBatch]):
     message. `ack`, `nak`, `term` and `in_progress` take batches, messages, and lists of messages.
     Each call returns when the daemon has synced its effect to disk.
 
-    After a lost connection the iteration continues on a new connection. Messages that were
-    received before can still be acked, even after a restart of the daemon. `close`, which `async
-    with` calls, returns the messages that are not acked, so that other workers receive them at
-    once. If the process or the connection of a worker ends without `close`, other workers receive
-    these messages only when their `ack_wait` is over.
+    After a lost connection the iteration continues on a new connection. The caller can still ack
+    messages from an earlier connection, even after a restart of the daemon. `close`, which
+    `async with` calls, returns the messages that are not acked, so that other workers receive them
+    at once. If the process or the connection of a worker ends without `close`, other workers
+    receive these messages only when their `ack_wait` is over.
 
     A worker belongs to one task, but any number of tasks may ack. An iteration that was cancelled
     can be continued.
@@ -137,8 +137,8 @@ class Worker(Working, ConsumingBlock[WorkBatch]):
         await self._acknowledge(ACK, what)
 
     async def nak(self, *what: Acked, delay: float = 0.0) -> None:
-        """Return messages, which are then delivered again after `delay` seconds. The effect is
-        durable on return.
+        """Return messages to the consumer, which delivers them again after `delay` seconds. The
+        effect is durable on return.
 
         During the delay the messages count towards `max_ack_pending`.
         """

@@ -100,8 +100,8 @@ class SyncCalls(SyncErasureCalls):
         self._call(Ping(), Pong)
 
     def metadata(self) -> DaemonInfo:
-        """Return the daemon's description of itself. It lists the other nodes of the daemon's
-        cluster. The client stores these nodes, and tries them when this daemon does not answer.
+        """Return the daemon's description of itself, with the addresses of all nodes of its
+        cluster. The client stores these addresses, and tries them when this daemon does not answer.
         Raises only the errors that every call can raise (see `SyncClient`)."""
         info = (self._call(Metadata(), DaemonAnswer)).info
         self._session.learn(info.nodes)
@@ -139,8 +139,8 @@ class SyncCalls(SyncErasureCalls):
         self._call(DrainNode(node, ends), Done)
 
     def forget_node(self, node: str) -> None:
-        """Remove a node from the cluster for good. Raises InvalidArgument for an unknown node, and
-        Conflict while the node is live or has replicas."""
+        """Remove a node from the cluster permanently. Raises InvalidArgument for an unknown node,
+        and Conflict while the node is live or has replicas."""
         self._call(ForgetNode(node), Done)
 
     def elect_leader(
@@ -150,9 +150,9 @@ class SyncCalls(SyncErasureCalls):
         first replica. Publishers and consumers are not interrupted. Returns the name of the new
         leader when it leads.
 
-        Use `lost` for a stream that has no leader because all its complete copies are lost for
-        good. `lost` names the nodes that had these copies. Then `node` is required, and this node
-        is elected although its copy may lack records. These records are lost.
+        Use `lost` for a stream that has no leader because all its complete copies are permanently
+        lost. `lost` lists the nodes that had these copies. With `lost`, `node` is required. The
+        call elects this node even if its copy lacks records, and these records are lost.
 
         Raises StreamNotFound. Raises Conflict if the node is not in sync, or, with `lost`, if
         another node could lead without a loss. Raises StreamUnavailable if the handover failed; the
@@ -162,8 +162,8 @@ class SyncCalls(SyncErasureCalls):
 
     def restore_metadata(self, *, dry_run: bool = False) -> RestoreAnswer:
         """Restore the cluster's metadata store from copies of the metadata on its nodes. The call
-        writes an entry if the store lacks the entry, or has an older version of it than a node.
-        With `dry_run` the call only reports the changes. Raises Forbidden, MetadataUnavailable."""
+        writes an entry of a stream if the store has no entry, or an older version than a node. With
+        `dry_run` the call only reports the changes. Raises Forbidden, MetadataUnavailable."""
         return self._call(RestoreMetadata(dry_run), RestoreAnswer)
 
     # --- streams ---
@@ -204,9 +204,9 @@ class SyncCalls(SyncErasureCalls):
         self._call(DeleteStream(name), Done)
 
     def compact_stream(self, name: str, *, wait: bool = False) -> StreamInfo:
-        """Request a compaction pass now, regardless of the dirty ratio. The daemon rolls the
-        active segment first. With `wait` the call returns after the pass. `request_timeout` does
-        not limit this wait.
+        """Request a compaction pass as soon as possible, independently of the dirty ratio. The
+        daemon first seals the active segment. With `wait` the call returns after the pass.
+        `request_timeout` does not limit this wait.
 
         Raises StreamNotFound, InvalidArgument if the stream has no compaction, and with `wait`
         StreamUnavailable if the pass failed.
@@ -242,8 +242,8 @@ class SyncCalls(SyncErasureCalls):
         return StreamUpdate.from_answer(self._call(request, Updated))
 
     def pause_stream(self, name: str) -> StreamInfo:
-        """Let the stream refuse new messages until `resume_stream` is called, even after a restart
-        of the daemon. Publishers that request an ack get a refusal.
+        """Make the stream refuse new messages until `resume_stream` is called, even after a restart
+        of the daemon. Publishers that request an ack receive a refusal.
 
         On return, all messages that the stream received before the pause are committed. Raises
         StreamNotFound, and StreamUnavailable if the disk does not respond.
@@ -251,13 +251,13 @@ class SyncCalls(SyncErasureCalls):
         return (self._call(PauseStream(name), StreamAnswer)).info
 
     def resume_stream(self, name: str) -> StreamInfo:
-        """Let a paused stream accept messages again. Raises StreamNotFound."""
+        """Make a paused stream accept messages again. Raises StreamNotFound."""
         return (self._call(ResumeStream(name), StreamAnswer)).info
 
     def set_read_only(self, name: str, read_only: bool = True) -> StreamInfo:
-        """Like `pause_stream`, but with a permanent refusal, so publishers do not retry. With
-        `read_only=False` the stream accepts messages again. Raises StreamNotFound, and
-        StreamUnavailable if the disk does not respond."""
+        """Make the stream refuse new messages, like `pause_stream`, but with a permanent error, so
+        that publishers do not retry. With `read_only=False` the stream accepts messages again.
+        Raises StreamNotFound, and StreamUnavailable if the disk does not respond."""
         return (self._call(SetReadOnly(name, read_only), StreamAnswer)).info
 
     def truncate_prefix(
@@ -266,8 +266,8 @@ class SyncCalls(SyncErasureCalls):
         """Make `offset` the log start, and delete all records below it. The change is durable on
         return.
 
-        Raises StreamNotFound, OffsetOutOfRange if `offset` is above the high watermark, Conflict
-        while a lease covers records below `offset`, StaleIncarnation if `incarnation` is not the
+        Raises StreamNotFound, OffsetOutOfRange if `offset` is above the high watermark, Conflict if
+        a lease protects records below `offset`, StaleIncarnation if `incarnation` is not the
         stream's incarnation, and InvalidArgument.
         """
         request = truncate_request(name, offset, incarnation)
@@ -345,7 +345,7 @@ class SyncCalls(SyncErasureCalls):
         return (self._call(request, LeaseAnswer)).info
 
     def release_lease(self, stream: str, lease_id: str) -> None:
-        """Release a lease. A lease that has already ended is not an error. Raises
+        """Release a lease. If the lease has already ended, nothing changes. Raises
         StreamNotFound."""
         self._call(ReleaseLease(stream, lease_id), Done)
 
@@ -388,10 +388,10 @@ class SyncCalls(SyncErasureCalls):
         """Return the stored checkpoint; None if no checkpoint is stored.
 
         Raises StreamNotFound, StaleIncarnation, OffsetOutOfRange (below the log start or beyond the
-        log end) or Diverged if the stream cannot be read from the checkpoint any more. Raises
-        CheckpointUncertain if no checkpoint is stored, but damage may have destroyed one. With
-        `check=False` the call does not raise these errors. The call returns the checkpoint, and the
-        `problem` of the checkpoint names the error.
+        log end) or Diverged if the stream can no longer be read from the checkpoint. Raises
+        CheckpointUncertain if no checkpoint is stored, but the daemon may have lost one through
+        damage. With `check=False` the call does not raise these errors, but returns the checkpoint.
+        Its `problem` is then the name of the error.
         """
         request = FetchCheckpoint(stream, consumer, not check)
         return (self._call(request, CheckpointAnswer)).info
@@ -412,8 +412,9 @@ class SyncCalls(SyncErasureCalls):
                 return found
 
     def delete_checkpoint(self, consumer: str, stream: str, expected: int | None = None) -> None:
-        """Delete a checkpoint. The change is durable on return. A missing checkpoint is not an
-        error. Raises CheckpointMoved if `expected` is given and another offset is stored."""
+        """Delete a checkpoint. The change is durable on return. If the checkpoint does not exist,
+        nothing changes. Raises CheckpointMoved if `expected` is given and another offset is
+        stored."""
         self._call(DeleteCheckpoint(stream, consumer, expected), Done)
 
     # --- consumer groups ---
@@ -447,6 +448,6 @@ class SyncCalls(SyncErasureCalls):
         self._call(SeekGroup(stream, group, offset), Done)
 
     def remove_group(self, group: str, stream: str) -> None:
-        """Delete a group. The change is durable on return. A missing group is not an error. Raises
-        Conflict while the group has members."""
+        """Delete a group. The change is durable on return. If the group does not exist, nothing
+        changes. Raises Conflict while the group has members."""
         self._call(RemoveGroup(stream, group), Done)

@@ -22,10 +22,10 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
     A record counts as processed when the next record is requested. `checkpoint()` also counts the
     last returned record. The consumer stores a checkpoint after `checkpoint_every` records or
     `checkpoint_interval` seconds (also while it waits for records), in `checkpoint`, at the end of
-    the read, and in `close`, which `with` calls. If a checkpoint cannot be stored for a
-    temporary reason (no connection, a full disk), the client logs a warning, and the next
-    checkpoint covers the same records. If another process commits under this name, the iteration
-    raises CheckpointMoved and ends.
+    the read, and in `close`, which `with` calls. If the client cannot store a checkpoint for
+    a temporary reason (no connection, a full disk), it logs a warning, and stores a checkpoint
+    again later. If another process commits with this name, the iteration raises CheckpointMoved and
+    ends.
 
     A consumer belongs to one thread. An iteration can be continued after an exception that a
     signal handler raised in it. If such an exception arrives while records are being returned, the
@@ -68,8 +68,8 @@ class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
         """Return the same records in batches. All records of a batch count as processed when the
         next batch is requested.
 
-        If the iteration has already returned some records of a batch, the rest of that batch comes
-        first.
+        If the iteration has already returned some records of a batch, the first batch has the
+        remaining records of that batch.
         """
         return Batches(self)
 

@@ -47,8 +47,8 @@ class SyncConsumerCalls:
     ) -> ConsumerInfo:
         """Create a consumer with acks, and describe it. The consumer is durable on return.
 
-        `options` are described under `ConsumerOptions`. If the consumer exists with these
-        settings, nothing changes. Raises Conflict if it exists with other settings. Also raises
+        `ConsumerOptions` describes the `options`. If the consumer exists with these settings,
+        nothing changes. Raises Conflict if it exists with other settings. Also raises
         StreamNotFound, InvalidArgument, LimitExceeded.
         """
         request = CreateConsumer(stream, consumer, config_of(options))
@@ -65,14 +65,14 @@ class SyncConsumerCalls:
         return (self._call(request, ConsumerAnswer)).info
 
     def reset_consumer(self, stream: str, consumer: str, deliver: Deliver) -> ConsumerInfo:
-        """Let a consumer with acks begin again at `deliver`. Its settings do not change. The
+        """Make a consumer with acks begin again at `deliver`. Its settings do not change. The
         daemon deletes its acks and delivery counts. Raises ConsumerNotFound, InvalidArgument."""
         request = ResetConsumer(stream, consumer, deliver_fields(deliver))
         return (self._call(request, ConsumerAnswer)).info
 
     def pause_consumer(self, stream: str, consumer: str, until: datetime | float) -> ConsumerInfo:
-        """Deliver no messages of a consumer until this time, or for this number of seconds. A
-        restart of the daemon does not end the pause. Raises ConsumerNotFound."""
+        """Pause a consumer until a time, or for a number of seconds: the daemon delivers none of
+        its messages. A restart of the daemon does not end the pause. Raises ConsumerNotFound."""
         request = PauseConsumer(stream, consumer, time_ns(until))
         return (self._call(request, ConsumerAnswer)).info
 

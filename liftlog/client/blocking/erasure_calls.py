@@ -42,24 +42,28 @@ class SyncErasureCalls(SyncConsumerCalls):
         now: bool = False,
         incarnation: str | None = None,
     ) -> Erased:
-        """Erase the records in some ranges of offsets, each [first, next), that match `filter` and
-        have timestamps at or after `since` and before `until`. Without `ranges`, all offsets count.
-        At least one of the arguments must be given. One call takes at most 1,000 ranges.
+        """Erase the records that meet all given conditions: their offsets are in `ranges`, they
+        match `filter`, and their timestamps are at or after `since` and before `until`. At least
+        one of these four arguments is required. One call takes at most 1,000 ranges, each [first,
+        next).
 
-        The erasure is durable on return. No read that begins afterwards shows one of the records.
+        The erasure is durable on return. A read that begins later does not return these records.
         The bytes of the records stay in the files of the daemon until it rewrites their segments.
-        `count` in the result is the number of erased records, and `unreadable_ranges` are ranges of
-        damaged records, which could not be erased. With `dry_run`, nothing is erased. To erase
-        exactly the records that a dry run has counted, pass (0, `end_offset` of its result) as the
-        range. `reason` is stored in the daemon's list of erasures. With `now`, the daemon begins to
-        remove the bytes at once; `list_erasures` shows how many are left.
+
+        - `dry_run`: count the records, and erase nothing. To erase exactly the counted records,
+          pass (0, `end_offset` of the result) as the range.
+        - `reason`: text that the daemon stores in its list of erasures.
+        - `now`: the daemon begins at once to remove the bytes. `list_erasures` shows the progress.
+
+        `count` in the result is the number of erased records. `unreadable_ranges` are ranges of
+        damaged records, which cannot be erased.
 
         A search of a large stream can take longer than `request_timeout`. In this case the call
-        raises RequestTimeout, but the daemon still carries out the erasure.
+        raises RequestTimeout, but the daemon still executes the erasure.
 
-        Raises StreamNotFound, Conflict for a stream of a cluster or with a number of messages per
-        subject, StaleIncarnation if `incarnation` is not the stream's incarnation, LimitExceeded,
-        InvalidArgument, and UnknownRequest if the daemon is too old.
+        Raises StreamNotFound, Conflict if the stream belongs to a cluster or has
+        `jetstream.max_msgs_per_subject`, StaleIncarnation if `incarnation` is not the stream's
+        incarnation, LimitExceeded, InvalidArgument, and UnknownRequest if the daemon is too old.
         """
         request = erase_request(
             name,
@@ -76,33 +80,34 @@ class SyncErasureCalls(SyncConsumerCalls):
 
     def list_erasures(self, stream: str, erasure_id: str = "") -> list[ErasureInfo]:
         """Return the newest 1,000 erasures of a stream, the newest first. With an id, return only
-        this erasure. Each entry gives the number of erased bytes that are left in the segments, and
-        the reason. Raises StreamNotFound, InvalidArgument if there is no such erasure,
+        this erasure. Each entry has the number of records whose bytes are still in segments, and
+        the reasons. Raises StreamNotFound, InvalidArgument if the erasure does not exist,
         UnknownRequest."""
         request = ListErasures(stream, erasure_id)
         return (self._call(request, ErasuresAnswer)).infos
 
     def remove_erased(self, stream: str, erasure_id: str = "") -> None:
-        """Let the daemon remove at once the bytes of the records of one erasure, or of all erased
-        records if there is no id. The call returns before the bytes are gone; `list_erasures` shows
-        how many are left. Raises StreamNotFound, InvalidArgument if there is no such erasure,
-        UnknownRequest."""
+        """Make the daemon remove the bytes of the records of one erasure at once. Without an id, it
+        removes the bytes of all erased records. The call returns before the bytes are removed;
+        `list_erasures` shows the progress. Raises StreamNotFound, InvalidArgument if the erasure
+        does not exist, UnknownRequest."""
         self._call(RemoveErased(stream, erasure_id), Done)
 
     def prove_erasure(self, stream: str, erasure_id: str = "") -> ErasureProof:
-        """Let the daemon search all files of a stream for the records of one erasure. Without an
+        """Make the daemon search all files of a stream for the records of one erasure. Without an
         id, it searches for the records of all erasures.
 
         The search reads the headers of all batches, and can take longer than `request_timeout` for
-        a large stream. It does not cover free blocks of the disk, the page cache, snapshots of the
-        file system, backups, exports, and consumers. Raises StreamNotFound, InvalidArgument,
-        LimitExceeded, UnknownRequest.
+        a large stream. It does not search free blocks of the disk, the page cache, snapshots of the
+        file system, backups, exports, and the data of consumers. Raises StreamNotFound,
+        InvalidArgument, LimitExceeded, UnknownRequest.
         """
         return (self._call(ProveErasure(stream, erasure_id), ProofAnswer)).proof
 
     def erased_offsets(self, stream: str, after: str = "") -> ErasedOffsets:
-        """Return the offsets of all erased records of a stream, also of those whose bytes are gone,
-        so that a copy of the stream can remove them, too.
+        """Return the offsets of all erased records of a stream, even if their bytes are already
+        removed. A program that keeps a copy of the stream can then remove these records from its
+        copy.
 
         `after` is `newest` of an earlier call. If no erasure followed, the result has no offsets.
         Needs the operation `read` on the whole stream. Raises StreamNotFound, Forbidden,

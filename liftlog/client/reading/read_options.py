@@ -32,7 +32,7 @@ class Filter:
     - `subject`: a pattern with NATS wildcards, or several patterns, one of which must match.
     - `key`: the exact key of a record, or several keys, one of which must match.
     - `header`: `"Name"` (the header exists) or `"Name=value"`, or several of these, which must all
-      match. Names of headers are compared without regard to case. Values are compared exactly.
+      match. The comparison ignores the case of names, but not of values.
     """
 
     subject: str | Sequence[str] | None = None
@@ -113,12 +113,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Describes the jump of a read to another position, because it could not continue at its own
-    position.
+    """A change of the position of a read, because the read could not continue at its own position.
 
-    `error` is the reason. `from_offset` is the offset at which the read could not continue; None
-    if the read should start at a time or at an end of the log. The read continues at `to_offset`.
-    `incarnation` is the stream's present incarnation.
+    `error` is the reason. `from_offset` is the offset at which the read could not continue; None if
+    the read was going to start at a time, at the log start or at the high watermark. The read
+    continues at `to_offset`. `incarnation` is the stream's present incarnation.
     """
 
     stream: str
@@ -136,8 +135,8 @@ class ReadOptions(TypedDict, total=False):
     Even then a tombstone has the value None, so the application can distinguish tombstones from
     other records.
 
-    `fetch_bytes` limits the answer to one request. `read_ahead_bytes` limits the data that is
-    buffered for the application.
+    `fetch_bytes` limits the size of the answer to one request. `read_ahead_bytes` limits the data
+    that the client buffers for the application.
 
     `on_corrupt` defines the handling of damaged records:
 
@@ -146,7 +145,7 @@ class ReadOptions(TypedDict, total=False):
     - "skip": the client logs a warning, and the read continues after the range.
     - a callable: it is called with the CorruptRange, and the read continues after the range.
 
-    `on_reset` defines what happens if the read cannot continue at its position, because the daemon
+    `on_reset` defines the action if the read cannot continue at its position, because the daemon
     answers with OffsetOutOfRange, Diverged or StaleIncarnation:
 
     - "error" (the default): the read ends with the error.
@@ -158,9 +157,9 @@ class ReadOptions(TypedDict, total=False):
     deleted and created again (StaleIncarnation), or has lost records that were already read
     (Diverged).
 
-    `replica` is the name of the node to which the client is connected. The read then uses this
-    node's copy of the stream, even if another node leads. The copy may be slightly behind the
-    leader's.
+    `replica` is the name of the node to which the client is connected. With this option, the read
+    uses this node's copy of the stream, even if another node leads. The copy may be slightly behind
+    the copy of the leader.
 
     With `prefer="nearest"` the client reads a replicated stream from the first of its addresses
     whose node is reachable and in sync. If no such node exists, it reads from the leader. List the

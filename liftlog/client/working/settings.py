@@ -28,16 +28,16 @@ the last message, with the last message of each subject, at an offset, or at a t
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """The settings of a consumer with acks. A setting that is not given has its default.
+    """The settings of a consumer with acks. All of them are optional.
 
     - `ack_wait`: seconds after which a message that is not acked is delivered again; default 30.
     - `max_deliver`: largest number of deliveries of a message; -1, the default, is no limit.
     - `backoff`: the waits in seconds after the first delivery, the second delivery, and so on,
       instead of `ack_wait`. The last wait also applies after all later deliveries.
-    - `max_ack_pending`: maximum number of delivered messages that are not done. At this number, no
-      message is delivered for the first time. Default 1,000; with -1 only the limit of the daemon
-      applies.
-    - `filters`: NATS subject patterns; the consumer gets the messages on these subjects.
+    - `max_ack_pending`: maximum number of delivered messages that are not done. At this maximum,
+      the consumer delivers no further messages for the first time. Default 1,000; with -1 only the
+      limit of the daemon applies.
+    - `filters`: NATS subject patterns; the consumer delivers only messages on these subjects.
     - `deliver`: the start of a new consumer, see `Deliver`; default "all".
     - `inactive`: the consumer is deleted if no worker has used it for this number of seconds.
     - `description`, `metadata`: texts for people and tools.
