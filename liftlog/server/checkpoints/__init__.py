@@ -4,7 +4,7 @@ opening     creates the stream if it is missing, and loads the table
 checkpoint  one checkpoint: its encoding, and the check that a stream can be read from it
 table       the checkpoints in memory
 newer       records that only a newer version can read
-service     commits, deletes, lists and expires checkpoints; stores many at a time
+service     commits, deletes, lists and expires checkpoints; stores many with one write
 expiring    deletes the checkpoints of consumers that are gone
 groups      consumer groups: stores the decisions of `liftlog.groups`
 over_nats   commits that arrive as NATS messages

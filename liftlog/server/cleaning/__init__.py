@@ -2,9 +2,9 @@
 
     cleaner        selects the next job; one job runs at a time
     compaction     plans a pass over one stream by the rules of `compaction.planning`
-    next_segments  chooses the next segments to re-batch, to sketch and to scrub
+    next_segments  chooses the next segments to rewrite, to sketch and to scrub
     removing       removes the bytes of erased records at once, on request
-    jobs           runs one job: swaps its result in, or cleans up if it fails
+    jobs           runs one job: puts its result into the log, or cleans up if it fails
     mending        repairs damage from other replicas
     state          the state of a stream's cleaning, for people and metrics
     process        starts the worker process, exchanges messages with it, detects its end

@@ -1,25 +1,25 @@
-"""From the NATS connection to runs of messages.
+"""Receives messages from NATS, and passes them on as runs of messages.
 
 batch_parser   the NATS wire protocol, many messages at a time
-shapes         its fast path: one regular expression for many similar messages
-transport      nats-py's TCP transport with larger reads, straight into the parser
-websocket      the same over a WebSocket
-seam           plugs both into nats-py; has a slower way if the parser does not fit
+shapes         the parser's fast path: one regular expression for many similar messages
+transport      nats-py's TCP transport with larger reads, which go directly to the parser
+websocket      a transport over a WebSocket
+seam           connects parser and transport to nats-py, or uses a slower way
 servers        the servers to connect to, and how to log in
-endings        classifies the server's error texts: why a connection ended, what was refused
+endings        classifies the server's errors: the end of a connection, or a refused command
 connection     one connection to one server, from login to its end
 reading_pauses the pauses in which a connection was not read
-subscriptions  the wanted subscriptions, and the state of each
-nats_link      one connection after another; repeats refused subscriptions
-dialing        reaches a server, and finds out why one is not available
-counters       counts what has happened to the link
+subscriptions  the wanted subscriptions and their states
+nats_link      the permanent link, over one connection after another; repeats refused subscriptions
+dialing        connects to a server, or determines why a server is not available
+counters       counts the events of the link
 refused_acks   the acks that NATS refuses
 relay          passes messages to a stream that is moving to another node
-handover       moves from a server in lame duck mode to another one
-overlap        takes each message once while two connections deliver it
+handover       moves from a server in lame duck mode to another server
+overlap        delivers each message once while two connections receive it
 echoes         recognises the daemon's own messages when they come back
 jetstream      checks whether JetStream acks the same messages
-coalescing     work under a lock, done once for all callers that wait for it
+coalescing     does work under a lock once for all callers that wait for the lock
 """
 
 from __future__ import annotations

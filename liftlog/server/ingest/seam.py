@@ -45,10 +45,10 @@ _STRICT_PATTERNS = {
 def separate_at_blanks_only() -> None:
     """Make nats-py's own parser split control lines as nats-server writes them.
 
-    Its patterns accept any whitespace as separator, even line ends. It would mistake a header block
-    that begins with `12\n` for the sizes of the message. A publisher could then choose where the
-    next message begins, and forge a message. Patterns that do not have the expected shape are not
-    changed.
+    Its patterns accept any whitespace as separator, even line ends. The parser would mistake a
+    header block that begins with `12\n` for the sizes of the message. A publisher could then choose
+    where the next message begins, and forge a message. Patterns that do not have the expected shape
+    are not changed.
     """
     for name, strict in _STRICT_PATTERNS.items():
         theirs = getattr(nats.protocol.parser, name, None)

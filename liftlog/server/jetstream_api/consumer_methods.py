@@ -275,7 +275,7 @@ async def _next(request: Request) -> None:
     stream, name = request.arguments[:2]
     try:
         consumer = await _find(request, name)
-    except JetStreamError:  # it cannot be loaded at present; clients try again later
+    except JetStreamError:  # the consumer cannot be loaded now; clients retry later
         if request.parts.acked.refuse_pull(stream, name, request.reply):
             await _say(request, b"503")
         else:

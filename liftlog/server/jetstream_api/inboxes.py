@@ -24,7 +24,7 @@ def party_of(reply: bytes) -> bytes:
 
 class Inboxes:
     """Stores the inboxes that are used repeatedly. An inbox that is used only once does not become
-    known. So even a flood of new inboxes never displaces known inboxes."""
+    known. So a flood of new inboxes does not displace known inboxes."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now

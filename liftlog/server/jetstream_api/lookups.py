@@ -106,8 +106,8 @@ class Lookup:
         return Found(record, without_statuses([block])[0])
 
     async def offset_at(self, timestamp_ns: int) -> int:
-        """Return the offset of the first record from that time on; the high watermark if there is
-        no such record."""
+        """Return the offset of the first record at or after the time; the high watermark if there
+        is no such record."""
         return await self._run(self._log.offset_for_timestamp, timestamp_ns, cold=True)
 
     async def last(self, pattern: str) -> Found | None:
@@ -137,8 +137,8 @@ class Lookup:
         return 0
 
     async def superseded(self, subject: str, end: int) -> ErasedSet:
-        """Return the offsets below `end` of the records of a subject that are not shown, in a
-        stream with a history. This includes tombstones."""
+        """Return the offsets of the records of a subject, below `end`, that are not shown.
+        Tombstones are included. Only for a stream with a history."""
         shown = (await self.of_subjects(subject)).get(subject.encode(), ())
         selection = self._selection((subject,), columns=(OFFSET,))
         found = ErasedSet({})

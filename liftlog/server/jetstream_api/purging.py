@@ -117,8 +117,8 @@ async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -
         if request.led_stream() is not host:
             raise NotReady("the stream was deleted or moved meanwhile", hint="try again")
         wanted = going[start : start + _AT_ONCE]
-        # There is no await between this look-up and the tombstones. So the purge deletes no message
-        # that has arrived later.
+        # There is no await between this look-up and the tombstones. So a message that has just
+        # arrived is deleted only if the purge covers it.
         keys = [_key(host, one, found[one][doomed[one] :], below) for one in wanted]
         named = {one: key for one, key in zip(wanted, keys, strict=True) if key}
         await _delete(host, list(named), list(named.values()))

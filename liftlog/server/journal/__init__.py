@@ -2,16 +2,16 @@
 
 records    one record: its key, its header, its kinds
 ledger     finds the records of each consumer in the log
-content    reads the log: at the start the whole log, later single consumers
-storing    appends, syncs, takes back what a failed sync has dropped, cuts off old segments
-snapshots  decides which consumers are written again
+content    reads the log: the whole log at the start, single consumers later
+storing    appends, syncs, rolls back after a failed sync, cuts off old segments
+snapshots  decides which consumers are written again as snapshots
 names      the names of all consumers
 jobs       runs blocking calls in writer threads
 upkeep     requests snapshots, and cuts off old segments
-transfer   changes on their way to another node
-journal    turns of the event loop: one append for all changes, one sync for all waiting callers
+transfer   encodes and decodes changes for another node
+journal    writes the changes: one append per turn of the event loop, one sync for all callers
 opening    opens or creates the journal
-holding    the journal from the start of the daemon to its end
+holding    owns the journal from the start of the daemon to its end
 
 A written change becomes durable with the next sync. ADR 53 explains the design.
 """

@@ -1,7 +1,7 @@
 """Control and supervision of the running daemon.
 
 signals          the effect of each signal
-reloading        SIGHUP: each part (daemon.py lists them) is loaded, checked, then replaced
+reloading        reloads files on SIGHUP; daemon.py lists the parts that have such files
 service_manager  notifications to systemd
 embedded         the embedded nats-server
 logs             log lines

@@ -27,7 +27,8 @@ class CountedStore:
             raise MetadataUnavailable(str(error)) from error
 
     async def read_newest(self, key: str) -> Entry | None:
-        """Return the entry that is valid at this moment. The confirmation may need a write."""
+        """Return the entry that is valid at this moment. To confirm the entry, a write may be
+        necessary."""
         try:
             return await self.raw.get_newest(key)
         except (CasUnknown, StoreUnavailable) as error:

@@ -371,9 +371,9 @@ class Mirror:
         return record
 
     async def confirmed(self, name: str) -> StreamMetadata | None:
-        """Read the stored record that is valid at this moment, adopt it, and return it. The
-        confirmation may need a write. Raises CorruptMetadata. Raises MetadataUnavailable if the
-        store does not answer, or if this node has received a newer record."""
+        """Read the stored record that is valid at this moment, adopt it, and return it. To confirm
+        the record, a write may be necessary. Raises CorruptMetadata. Raises MetadataUnavailable if
+        the store does not answer, or if this node has received a newer record."""
         entry = await self._get_newest(name)
         record = self._believed(name, entry)
         if entry is not None and record is not None:
@@ -389,8 +389,8 @@ class Mirror:
         return None if entry is None else record_of(STREAM_PREFIX + name, entry)
 
     async def read_newest(self, name: str) -> tuple[StreamMetadata | None, int]:
-        """Return the stored record that is valid at this moment, and its revision. The confirmation
-        may need a write."""
+        """Return the stored record that is valid at this moment, and its revision. To confirm the
+        record, a write may be necessary."""
         entry = await self._get_newest(name)
         if entry is None:
             return None, 0

@@ -19,7 +19,7 @@ limits           the limits of the server
 waiting_fetch    one fetch: its state while it waits, and the header of its answer
 identity         compares the history of a stream with the history that a client has read
 
-`liftlog.server.requests` answers every request but fetches; `liftlog.server.reading` reads.
+`liftlog.server.requests` answers all requests except fetches. `liftlog.server.reading` reads logs.
 """
 
 from __future__ import annotations

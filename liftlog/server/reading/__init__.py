@@ -1,4 +1,4 @@
-"""Reads logs for clients: filtered, a bounded step at a time, shared fairly.
+"""Reads logs for clients: with filters, in bounded steps, with a fair share for each client.
 
 Imports run one way, downwards in this list; `make lint` checks that.
 
@@ -6,11 +6,11 @@ walking          walks over the matching records of a log, forwards or backwards
 selecting        finds the offsets of matching records, for an erasure
 filtering        answers a fetch that has a filter or a choice of columns
 scan             the input and the result of a filtered read
-answer_builder   builds the batches of such an answer
+answer_builder   builds the batches of the answer to a filtered read
 pieces           decoded parts of the log; the members of a consumer group share them
 
 shares           the slots that members of groups request, and how records are grouped by them
-tailing          wakes the consumers that wait at the end of a stream, all together
+tailing          wakes the consumers that wait at the end of a stream, in rounds
 turns            the turns in which requests compute in the event loop
 one_record       reads one record by its offset
 

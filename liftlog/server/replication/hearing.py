@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LOOK_SECONDS = 0.1
-"""Interval, in seconds, of the checks for silence. So a silence is reported at most this much too
-late."""
+"""Interval, in seconds, of the checks for silence. The report of a silence is late by at most this
+time."""
 
 HUNG_SECONDS = 3.0
 """Acks stop waiting for a node that has been silent for this time (in seconds)."""

@@ -1,5 +1,5 @@
-"""This node's part in the elections of leaders. It takes part for each stream of which it has a
-copy.
+"""This node's part in the elections of leaders. The node takes part for each stream of which it has
+a copy.
 
 `liftlog.cluster.election` decides. This module passes the silences of nodes and the content of the
 store to `election`. It then carries out the decisions: it asks other nodes, and changes metadata.

@@ -144,8 +144,8 @@ class Administration:
             raise
 
     async def pause(self, name: str) -> StreamInfo:
-        """Refuse new messages until `resume`, even after a restart. On return all messages that
-        were received before the pause are committed and answered."""
+        """Refuse new messages until `resume`, even after a restart. When the call returns, all
+        messages that were received before the pause are committed and answered."""
         return await self._switch(name, "paused", on=True)
 
     async def resume(self, name: str) -> StreamInfo:

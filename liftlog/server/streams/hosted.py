@@ -91,7 +91,8 @@ class HostedStreams:
         self._has_new_neighbours = False
         self._deleting: set[str] = set()
         """Streams that are being deleted. They are in `broken` until their files are removed.
-        Clients are told that such a stream does not exist, instead of that it has failed."""
+        Clients get the error that such a stream does not exist, and not the error of a failed
+        stream."""
 
     # --- finding a stream ---
 

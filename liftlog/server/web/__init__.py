@@ -1,15 +1,15 @@
-"""The web page on the HTTP port: `/ui/...`, rendered here, usable without JavaScript.
+"""The web page on the HTTP port: `/ui/...`. The daemon renders it; it works without JavaScript.
 
-site         its routes, and the checks that run before every page
+site         the routes, and the checks that run before every page
 asking       one request for a page: its viewer, its stream, and the viewer's rights
-entering     sign in and out; the viewer of a request, by cookie, token or neither
-sessions     the signed-in users, limited in number and time; tokens against forged requests
+entering     signs users in and out; identifies the viewer of a request by cookie or token
+sessions     the sessions of signed-in users; tokens against forged requests
 pages        the views: overview and health, stream, records with their form, one record,
              versions of a key, consumers and their moves, groups, topology, charts, access,
              cluster; forms that create and edit a stream, and publish a message
 actions      pause, resume, compact: confirmed, then carried out
-watching     the streams as the pages show them: described at most once a second
-readers      the consumers and groups as the pages list them, made at most once a second
+watching     descriptions of the streams for the pages, created at most once a second
+readers      lists of the consumers and groups for the pages, created at most once a second
 history      the last minutes and hours of each stream and of the daemon, in bounded memory
 browsing     searches in a thread for the records of a page
 waiting      the time that the oldest unread record of each consumer has been in its stream

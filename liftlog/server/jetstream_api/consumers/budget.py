@@ -43,8 +43,9 @@ class Part:
 
 
 class Budgets(NamedTuple):
-    """The limits that all cursors share. Searches for the newest records store offsets of some 200
-    bytes each. Offsets that wait to be delivered take 8 bytes each."""
+    """The limits that all cursors share. `noted` limits the number of offsets that searches for the
+    newest records store, at some 200 bytes each. `chosen` limits the number of offsets that wait to
+    be delivered, at 8 bytes each."""
 
     noted: Budget
     chosen: Budget

@@ -104,9 +104,9 @@ class Cursor:
     # --- where to begin ---
 
     async def begin(self, offset: int, newest: int | None, end: int | None = None) -> None:
-        """Begin at this offset. With `newest`, deliver only this number of the newest records of
-        each subject below `end`, by default below the high watermark. Raises LimitExceeded if the
-        search for these records takes too long."""
+        """Begin at this offset. If `newest` is given, deliver only this number of the newest
+        records of each subject below `end` (default: the high watermark). Raises LimitExceeded if
+        the search for these records takes too long."""
         self.next_offset = max(offset, self._shown.first_offset)
         if newest is None:
             await self.count()
@@ -297,8 +297,8 @@ class Cursor:
     # --- reading on ---
 
     async def read(self) -> tuple[list[Row], bool]:
-        """Return the next wanted records, and True if the read has reached the high watermark.
-        There may be no such record."""
+        """Return the next wanted records (possibly none), and True if the read has reached the high
+        watermark."""
         at, stop = self.next_offset, None
         if at < self._chosen_end:
             place = bisect_left(self._chosen, at)
@@ -320,7 +320,7 @@ class Cursor:
         await self.read_purges(at)
         if before.news(self.log.view) is News.UNKNOWN:
             return [], False  # some of these records may be erased: the next call reads them again
-        # The same view leaves out erased records and counts the others.
+        # The count and the rows must leave out the same erased records.
         self.note_erased(view := self.log.view)
         rows = without_erased(rows, view) if is_fresh else self.without_purged(rows, view)
         end = max(scanned.next_offset, at)
@@ -345,8 +345,8 @@ class Cursor:
         self._counted_to = end
 
     def read_now(self, group: TailGroup) -> tuple[list[Row], bool] | None:
-        """Like `read`, but in the event loop, for records that were just written: starting a thread
-        takes longer than reading them. Returns None, and changes nothing, if `read` is needed."""
+        """Read records that were just written in the event loop, like `read`. Starting a thread
+        would take longer than the read. Returns None, and changes nothing, if `read` is needed."""
         if self.next_offset < self._chosen_end or not self.knows_purges(self.next_offset, group):
             return None
         self.note_erased(view := self.log.view)

@@ -59,8 +59,9 @@ class RecentRows:
         self, log: Log, group: TailGroup, view: ReadView, offset: int
     ) -> tuple[list[Row], int] | None:
         """Return the next records from `offset` on, and the offset after them. Returns None if
-        there are none, or if some of them are neither kept nor in the page cache, or are too large.
-        Raises CorruptBatch, CorruptRange, OffsetOutOfRange, UnsupportedFormat."""
+        there are no such records, if some of them are too large, or if some of them are neither
+        kept nor in the page cache. Raises CorruptBatch, CorruptRange, OffsetOutOfRange,
+        UnsupportedFormat."""
         if offset >= view.committed.offset:
             return None
         self._is_read = True

@@ -41,8 +41,8 @@ class Seen(NamedTuple):
         return cls(view.erased, view.erased_total)
 
     def news(self, view: ReadView) -> News:
-        """Return what kind of erasures there were since then. If records were erased and a rewrite
-        has also removed the bytes of earlier erased records, the result is UNKNOWN."""
+        """Return what kind of erasures there were after that moment. If records were erased and a
+        rewrite has also removed the bytes of earlier erased records, the result is UNKNOWN."""
         more = view.erased_total - self.total
         if not more:
             return News.NONE

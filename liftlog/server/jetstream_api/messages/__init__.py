@@ -1,6 +1,6 @@
 """Determines which messages of a stream JetStream would still have.
 
-newest   the newest records of each subject
+newest   finds the newest records of each subject
 ages     records that are older than the stream's `max_age`
 buckets  the records of a bucket and their sizes, kept in memory
 purges   the subjects that were purged, for consumers

@@ -118,7 +118,7 @@ class AckedConsumer:
             return
         request = pull_of(pull, reply, self.spec.settings)
         if not self.pulls.add(request, len(self.machine.state.pulls), self._active_ns):
-            # As in JetStream, a client with heartbeats is not refused; it misses them.
+            # As in JetStream: a client with heartbeats detects that they are missing.
             if not request.heartbeat_ns:
                 self._refuse(reply, b"409 Exceeded MaxWaiting")
             return
@@ -160,7 +160,7 @@ class AckedConsumer:
         self._shared.rounds.ready(self)
 
     def replace(self, cursor: Cursor, policy: Policy | None, replay: Replay | None = None) -> None:
-        """Replace the cursor after a change of filters or rights or, with `replay`, a reset."""
+        """Replace the cursor after a change of filters or rights. `replay` is for a reset."""
         self._cursor.close()
         cursor.move(self.machine.state.next_offset)
         self._cursor = self.local.cursor = cursor

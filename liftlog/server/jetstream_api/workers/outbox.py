@@ -109,8 +109,8 @@ class Outbox:
     def __init__(
         self, journal: Journal, offer: Offer, deliver: Send, answer: Callable[[bytes], None]
     ) -> None:
-        """`offer` and `deliver` send deliveries and statuses; `answer` sends answers to acks, which
-        are lost without a connection."""
+        """`offer` and `deliver` send deliveries and statuses; `answer` sends answers to acks.
+        Without a connection, these answers are lost."""
 
         def answered(commands: bytes) -> bool:
             answer(commands)

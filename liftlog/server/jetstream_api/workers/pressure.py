@@ -87,4 +87,4 @@ class Pressure:
             relieving.cancel()
             await asyncio.gather(relieving, return_exceptions=True)
             self._relieving = None
-            self._link.release()  # a task that was cancelled before it began did not resume reading
+            self._link.release()  # resumes reading if the task was cancelled before it began

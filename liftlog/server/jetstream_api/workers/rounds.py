@@ -1,7 +1,7 @@
 """Schedules the turns of consumers with acks. A consumer that has work is made `ready`. The ready
-consumers get their turns in the order in which they became ready: in the next turn of the event
-loop, or at once by `run`, for at most 2 ms. An idle consumer costs nothing: no task, and at most
-one entry among the timers.
+consumers get their turns in the next turn of the event loop, in the order in which they became
+ready. `run` gives them their turns at once, for at most 2 ms. An idle consumer has no task, and at
+most one entry among the timers.
 """
 
 from __future__ import annotations
