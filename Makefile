@@ -71,7 +71,7 @@ test: setup ## Run the tests; those that fail beside others run once more, alone
 	  $(addprefix --ignore=,$(WITHOUT)) $(ARGS)
 
 test-long: setup jar ## Run the tests that `make test` leaves out because each takes more than six seconds
-	@$(BIN)/python -m tools.run_tests --long $(PARALLEL) $(addprefix --ignore=,$(WITHOUT))
+	@HYPOTHESIS_PROFILE=$(or $(HYPOTHESIS_PROFILE),full) $(BIN)/python -m tools.run_tests --long $(PARALLEL) $(addprefix --ignore=,$(WITHOUT))
 
 test-cluster: setup ## Run jobs and the export on a real Spark cluster on this machine (a few minutes)
 	$(BIN)/python -m pytest tests/spark/test_cluster.py $(ARGS)

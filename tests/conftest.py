@@ -1,5 +1,5 @@
-"""Hypothesis profiles: `ci` is the default, `HYPOTHESIS_PROFILE=fuzz` searches for hours, `clocks`
-for minutes (`make clock-torture`)."""
+"""Hypothesis profiles: `short` is the default, `full` and `repeatable` (which CI uses) search three
+times as long, `clocks` for minutes (`make clock-torture`), `fuzz` for hours (`make fuzz`)."""
 
 from __future__ import annotations
 
@@ -31,17 +31,20 @@ _LIMIT_SECONDS = 300
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 settings.register_profile(
-    "ci", deadline=None, max_examples=50, suppress_health_check=_SLOW_MACHINES
+    "full", deadline=None, max_examples=50, suppress_health_check=_SLOW_MACHINES
 )
+# The profile of `make test`, which draws new examples in each run. `support.rounds` reads its name.
+settings.register_profile("short", settings.get_profile("full"), max_examples=15)
 # CI judges a change by the same examples each time. Other runs search further.
-settings.register_profile("repeatable", settings.get_profile("ci"), derandomize=True)
+settings.register_profile("repeatable", settings.get_profile("full"), derandomize=True)
 settings.register_profile(
     "fuzz", deadline=None, max_examples=20_000, suppress_health_check=_SLOW_MACHINES
 )
 settings.register_profile(
     "clocks", deadline=None, max_examples=2_000, suppress_health_check=_SLOW_MACHINES
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "ci")
+_USUAL = "full" if os.environ.get("TORTURE_ROUNDS") else "short"
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or _USUAL)
 
 
 def pytest_configure() -> None:

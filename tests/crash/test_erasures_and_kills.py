@@ -22,7 +22,7 @@ from liftlog.records import iter_batches
 
 pytestmark = pytest.mark.integration
 
-ROUNDS = rounds(3)
+ROUNDS = max(rounds(3), 2)
 COUNT = 3000
 SETTINGS = {
     "streams": {

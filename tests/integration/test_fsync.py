@@ -214,9 +214,9 @@ def test_storage_that_fails_for_good_stops_that_stream_alone(
         assert describe(daemon, "in").state == "failed"
         assert describe(daemon, "os").state == "attached"
         assert daemon.metric("liftlog_failed", stream="in") == 1
-        status, body = daemon.get("/readyz")  # the others are served
-        assert status == 200
-        (words,) = json.loads(body)["warnings"].values()
+        # On a busy machine the list of conditions is up to a second old.
+        (words,) = until(lambda: json.loads(daemon.get("/readyz")[1])["warnings"]).values()
+        assert daemon.get("/readyz")[0] == 200, "the others are served"
         assert words.startswith("in: storage failed")
         daemon.kill()
         daemon.wrapper = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 from support.disks.simfs import SimFileSystem
+from support.rounds import examples
 from support.worlds.rewriting import add, keyed, row
 
 from liftlog.log import Log
@@ -64,7 +65,7 @@ def searched(log: Log, history: int, first_offset: int) -> dict[bytes, list[int]
     return {subject: list(some) for subject, some in newest.by_subject().items()}
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(3))
 @given(
     st.lists(st.tuples(CHANGES, st.integers(0, 4)), min_size=1, max_size=8),
     st.sampled_from([1, 2, 3]),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.disks.logs import read_all
 from support.disks.simfs import Fault
+from support.rounds import seeds
 from support.worlds.gated_stream import GatedStream, Published
 
 from liftlog.errors import LiftlogError
@@ -280,7 +281,7 @@ def code_of(answer: dict[str, Any] | None) -> int:
 
 
 @pytest.mark.parametrize("how", ["settle", "close", "power cut"])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 async def test_what_is_answered_is_committed_and_the_rest_is_not(seed: int, how: str) -> None:
     driver = Driver(seed)
     await driver.run()

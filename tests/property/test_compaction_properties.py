@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 from numpy.typing import NDArray
+from support.rounds import fewer
 from support.worlds.compaction_model import (
     CompactedLog,
     Row,
@@ -277,4 +278,6 @@ class Compaction(RuleBasedStateMachine):
 
 TestCompaction = Compaction.TestCase
 if settings.get_current_profile_name() != "fuzz":
-    TestCompaction.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+    TestCompaction.settings = settings(
+        max_examples=fewer(25), stateful_step_count=40, deadline=None
+    )

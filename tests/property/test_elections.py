@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from support.rounds import fewer
 from support.worlds.election_world import PATIENCE, SESSION, ElectionWorld, Misjudged, Node
 
 from liftlog.cluster.election import Elections, Opinion
 from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamMetadata
 
-RUNS = int(os.environ.get("SIMULATE_RUNS", "4"))
+RUNS = int(os.environ.get("SIMULATE_RUNS") or fewer(4))
 FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
 
 

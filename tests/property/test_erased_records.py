@@ -17,6 +17,7 @@ import pytest
 from support.disks.logs import BASE_NS
 from support.disks.small_runs import index_small_segments, read_small_answers_by_subject
 from support.disks.stored_logs import STREAM, StoredLog
+from support.rounds import seeds
 from support.worlds.rewriting import Row, Rows, add, plain_erased, row, rows_of, sketch_segments
 
 from compaction import CompactionPolicy, plan_compaction
@@ -420,7 +421,7 @@ STEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(400 if THOROUGH else 8))
+@pytest.mark.parametrize("seed", range(400) if THOROUGH else seeds(8))
 def test_every_reader_shows_what_is_left(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path, seed)
     world.append()

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.rounds import fewer
 from support.worlds.group_world import SESSION, Faults, GroupWorld, Process, Violation
 
 from liftlog.client.groups.group_member import GroupMember, Lane
@@ -25,7 +26,7 @@ from liftlog.groups.coordinator import Coordinator, Flight
 from liftlog.groups.requests import Beat, Commit, OwnedSlot
 from liftlog.groups.state import FREE, GroupState
 
-RUNS = int(os.environ.get("SIMULATE_RUNS", "8"))
+RUNS = int(os.environ.get("SIMULATE_RUNS") or fewer(8))
 FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
 SECONDS = 100.0
 CALM = Faults(*[0] * 11)

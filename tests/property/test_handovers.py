@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support.rounds import fewer
 from support.worlds.handover_world import HandoverWorld, Message, Miscounted, Trouble
 
 from liftlog.cluster.handover import Giver, Step, Taker, Undo
 
-RUNS = int(os.environ.get("SIMULATE_RUNS", "10"))
+RUNS = int(os.environ.get("SIMULATE_RUNS") or fewer(10))
 FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
 TROUBLED = Trouble(failing=0.1, unanswered=0.15, late_change=0.3, death=0.3)
 UNDONE = Trouble(unanswered=0.1, late_change=1.0)

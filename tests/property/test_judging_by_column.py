@@ -30,7 +30,7 @@ from liftlog.sequencing.refusals import STORE_FAILED
 from liftlog.sequencing.subject_sequences import SubjectSequences
 
 EXAMPLES = settings.default.max_examples
-"""As many as the profile asks for: 50 in `make test`, many more in `make fuzz`."""
+"""As many as the profile asks for: 15 in `make test`, 50 in CI, many more in `make fuzz`."""
 T0 = 10**15
 WINDOW_NS = 10_000
 MAX_MESSAGE_BYTES = 6_000

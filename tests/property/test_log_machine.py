@@ -14,6 +14,7 @@ from support.disks import simfs
 from support.disks.background_job import BackgroundJob, check_files
 from support.disks.logs import SMALL, reopen
 from support.disks.simfs import Keep, MachineStopped, SimFileSystem
+from support.rounds import fewer
 from support.worlds.log_model import (
     POLICY,
     Group,
@@ -408,6 +409,6 @@ class LogMachine(LogModel):
 
 FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 LogMachine.TestCase.settings = settings(
-    max_examples=2000 if FUZZ else 50, stateful_step_count=60 if FUZZ else 30
+    max_examples=2000 if FUZZ else fewer(50), stateful_step_count=60 if FUZZ else 30
 )
 TestLogMachine = LogMachine.TestCase

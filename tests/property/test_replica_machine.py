@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.disks.logs import BASE_NS, create, flip, reopen
 from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.rounds import fewer
 from support.worlds.log_model import POLICY, Group, groups, readable, view
 from support.worlds.rewriting import MINUTE_NS, Rows, compact_once, encode_rows, rebatch_file, row
 
@@ -437,7 +438,7 @@ class DamagedReplicaMachine(ReplicaMachine):
 
 
 budget = settings(
-    max_examples=1500 if FUZZ else 30, stateful_step_count=80 if FUZZ else 40, deadline=None
+    max_examples=1500 if FUZZ else fewer(30), stateful_step_count=80 if FUZZ else 40, deadline=None
 )
 ReplicaMachine.TestCase.settings = budget
 DamagedReplicaMachine.TestCase.settings = budget

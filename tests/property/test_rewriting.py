@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.disks.background_job import BackgroundJob, check_files
 from support.disks.logs import BASE_NS, reopen
 from support.disks.simfs import MachineStopped, SimFileSystem
+from support.rounds import fewer
 from support.worlds.rewriting import (
     HEADER,
     MINUTE_NS,
@@ -225,5 +226,5 @@ class RewritingMachine(RuleBasedStateMachine):
 
 TestRewriting = RewritingMachine.TestCase
 TestRewriting.settings = settings(
-    max_examples=5000 if FUZZ else 30, stateful_step_count=60 if FUZZ else 30, deadline=None
+    max_examples=5000 if FUZZ else fewer(30), stateful_step_count=60 if FUZZ else 30, deadline=None
 )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.disks.logs import read_all
 from support.disks.simfs import Keep
+from support.rounds import seeds
 from support.worlds.round_streams import RoundStreams, fault
 
 from liftlog.server.commits import rounds
@@ -224,7 +225,7 @@ class Driver:
 
 
 @pytest.mark.parametrize("how", ["settle", "close", "power cut"])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 async def test_each_stream_of_a_round_keeps_what_it_has_acked(
     seed: int, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

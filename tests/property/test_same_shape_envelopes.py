@@ -18,7 +18,7 @@ from liftlog.sequencing.acks import publish_commands
 from liftlog.sequencing.liftbridge import ack_commands
 
 EXAMPLES = settings.default.max_examples
-"""As many as the profile asks for: 50 in `make test`, many more in `make fuzz`."""
+"""As many as the profile asks for: 15 in `make test`, 50 in CI, many more in `make fuzz`."""
 LETTERS = st.sampled_from(["a", "b", "-", " ", "\x00", "\x7f", ".", "*", "$", "ü"])
 WORDS = st.one_of(st.text("abc-", min_size=3, max_size=3), st.text(LETTERS, min_size=3, max_size=3))
 LINES = WORDS.filter(lambda word: word.isprintable() and word == word.strip())

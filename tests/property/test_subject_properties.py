@@ -4,6 +4,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rounds import examples
 
 from acl import is_literal, is_subset, is_valid_pattern, matches, overlaps
 from acl.subjects import first_overlap, matches_any, overlap_any
@@ -77,7 +78,7 @@ def test_what_is_literal_matches_itself_alone(text: str) -> None:
         assert not is_valid_pattern(text) or "*" in text or ">" in text
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples())
 @given(patterns, patterns, patterns)
 def test_subsets_are_transitive(first: str, second: str, third: str) -> None:
     if is_subset(first, second) and is_subset(second, third):

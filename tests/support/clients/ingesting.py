@@ -34,12 +34,13 @@ def describe(daemon: Daemon, stream: str) -> Any:
         return client.describe_stream(stream)
 
 
-def until(condition: Callable[[], Any], timeout: float = 60.0, what: str = "") -> None:
-    """Wait until the condition is true, by polling. For conditions that no event reports."""
+def until(condition: Callable[[], Any], timeout: float = 60.0, what: str = "") -> Any:
+    """Poll until the condition holds, at most `timeout` seconds. Returns its value."""
     deadline = time.monotonic() + timeout
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < deadline, f"not in {timeout} s: {what or condition}"
         time.sleep(0.01)
+    return value
 
 
 def assert_no_traceback(daemon: Daemon) -> None:

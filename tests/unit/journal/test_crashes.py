@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from support.disks.logs import flip
 from support.disks.simfs import Fault, MachineStopped, SimFileSystem
-from support.rounds import one_in, rounds
+from support.rounds import one_in, rounds, stride
 from support.worlds.journal_model import Actor, applied, create_store, read_all, reopen_store
 
 from liftlog.errors import DiskFull, StorageError, SyncFailed
@@ -80,7 +80,7 @@ def test_it_goes_on_after_each_stop(seed: int) -> None:
 def test_an_error_of_any_call(operation: str, error: int, times: int) -> None:
     """Nothing is lost in memory, and nothing on the disk once the disk works again."""
     failures = 0
-    for countdown in range(1, 40, 1 if times == 1 else 5):
+    for countdown in range(1, 40, stride(1 if times == 1 else 5)):
         fs = SimFileSystem()
         actor = Actor(create_store(fs), countdown)
         fs.faults.append(Fault(operation, error, countdown=countdown, times=times))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 from support.disks.simfs import PAGE, Fault, SimFileSystem
+from support.rounds import examples
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log.erased import ErasedSet, clip, read_listed
@@ -170,7 +171,7 @@ def of(numbers: set[int]) -> ErasedSet:
     return ErasedSet.of_offsets(np.array(sorted(numbers), np.int64))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(4))
 @given(st.sets(offsets), st.sets(offsets), offsets, st.integers(0, 10_000))
 def test_the_set_beside_a_python_set(mine: set[int], theirs: set[int], at: int, more: int) -> None:
     one, other = of(mine), of(theirs)

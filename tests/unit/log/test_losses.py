@@ -27,6 +27,7 @@ from support.disks.logs import (
     reopen,
 )
 from support.disks.simfs import Fault, MachineStopped, SimFileSystem
+from support.rounds import stride
 from support.worlds.crash_scenarios import CLEAN, POINTS, World, live, start, store_state
 
 from liftlog.errors import (
@@ -259,7 +260,7 @@ def test_no_failed_operation_gives_an_acked_offset_away(
 ) -> None:
     """The operation fails at every place where it occurs, once or twice in a row."""
     template = FAILURES[number]
-    for countdown in range(1, 60):
+    for countdown in range(1, 60, stride()):
         fault = Fault(
             template.operation, template.error, template.path, countdown, times,
             after=template.after,

@@ -8,6 +8,7 @@ import json
 import pytest
 from support.disks.logs import DIRECTORY, SMALL, Facts, Promises, check, commit, create, reopen
 from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.rounds import stride
 from support.worlds.crash_scenarios import SCENARIOS, Scenario, World, start
 
 from liftlog.errors import CorruptMetadata, CorruptRange
@@ -37,7 +38,8 @@ def test_any_flipped_bit_costs_nothing(victim: object) -> None:
     path = MAIN if victim == MAIN else COPY
     whole = fs.read(path)
     for position, bit in itertools.product(range(len(whole)), range(8)):
-        if position > 60 and (position + bit) % 7:  # all of the first line, some of the rest
+        # All of the first line, some of the rest.
+        if position > 60 and (position + bit) % stride(7):
             continue
         image = fs.kill().power_cut("all")
         raw = bytearray(whole)

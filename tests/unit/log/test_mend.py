@@ -18,7 +18,7 @@ from support.disks.mending import (
     write_patch,
 )
 from support.disks.simfs import PAGE, Fault, Keep, MachineStopped, SimFileSystem
-from support.rounds import one_in
+from support.rounds import one_in, seeds
 from support.worlds.rewriting import (
     MINUTE_NS,
     ROLL_ON_DEMAND,
@@ -82,7 +82,7 @@ def test_good_batches_stay_byte_for_byte() -> None:
     assert after[places[6][0] :] == before[places[6][0] : log.segments[0].size_bytes]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_any_damage_is_mended_from_a_replica_with_other_batches(seed: int) -> None:
     """Wrong bytes, pages that cannot be read, a file cut short, and a file that is gone."""
     rng = random.Random(seed)

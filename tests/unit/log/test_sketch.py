@@ -12,6 +12,7 @@ import pytest
 from crc32c import crc32c
 from support.disks.logs import BASE_NS, DIRECTORY, Promises, append, flip, reopen
 from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.rounds import seeds
 from support.worlds.rewriting import Row, Rows, add, keyed, rebatch_file, row, sketch_segments
 
 from liftlog.errors import SyncFailed
@@ -77,7 +78,7 @@ def probes(rng: random.Random, rows: Rows) -> list[Probe]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_no_wanted_record_is_excluded(seed: int) -> None:
     rng, fs = random.Random(seed), SimFileSystem()
     log, rows = sealed(fs, rng)
@@ -119,7 +120,7 @@ def test_most_of_what_is_not_wanted_is_excluded() -> None:
     assert [one.size_bytes for one in halfway] == [0]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_neighbours_of_one_kind_are_joined_up_to_the_step(seed: int) -> None:
     """The pieces are made of blocks, of one kind each, and no two of them would fit into one."""
     rng, fs = random.Random(seed), SimFileSystem()

@@ -18,6 +18,7 @@ from support.disks.logs import (
     set_manifest,
 )
 from support.disks.simfs import Keep, SimFileSystem
+from support.rounds import fewer
 
 from liftlog.errors import CorruptRange
 from liftlog.log import Log, LogConfig
@@ -54,7 +55,7 @@ def _check(log: Log, promises: Promises) -> list[int]:
 @pytest.mark.parametrize("durability", MODES)
 @pytest.mark.parametrize("keep", ["none", "some", "last"])
 def test_a_power_cut_is_told_by_its_reason(durability: str, keep: Keep) -> None:
-    for seed in range(40 if keep == "some" else 1):
+    for seed in range(fewer(40) if keep == "some" else 1):
         fs, _, promises = _written(durability)
         again, report = reopen(fs.power_cut(keep, seed), boot="boot-2", config=BIG)
         gone = _check(again, promises)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
-from support.rounds import one_in
+from support.rounds import one_in, seeds
 
 from liftlog.cluster.store import CasLost, CasUnknown, StoreUnavailable
 from liftlog.log import OsFileSystem
@@ -151,7 +151,7 @@ def _work(fs: SimFileSystem, model: Model, seed: int) -> None:
             assert all(isinstance(one, CasUnknown) for one in results)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_an_answered_change_survives_a_stop_at_any_operation(fs: SimFileSystem, seed: int) -> None:
     _work(fs, Model(), seed)
     assert fs.operations > 15

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from crc32c import crc32c
+from support.rounds import seeds
 
 from liftlog.records import decode_batch, encode_batch
 from liftlog.records.columns.batch_columns import decode_columns
@@ -53,7 +54,7 @@ def batch_of(rng: random.Random, offset: int) -> bytearray:
     )
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_records_in_place_are_those_of_the_batches(seed: int) -> None:
     rng = random.Random(seed)
     offset, batches = 10, []

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.clients.values import binary
-from support.rounds import is_torture
+from support.rounds import fewer, is_torture
 from support.spark.local_engine import LocalEngine, rows_of
 
 from liftlog.errors import StorageError
@@ -106,7 +106,7 @@ RUNS = st.lists(st.tuples(RANGES, st.sampled_from([5, 40, LARGE]), st.floats(0, 
 
 @settings(
     deadline=None,
-    max_examples=100 if is_torture() else 15,
+    max_examples=100 if is_torture() else fewer(15),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(runs=RUNS, portion=st.sampled_from([1, LARGE]))
