@@ -38,7 +38,7 @@ OWN = Offset(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of the comparison of this node's clock with the others.
+    """Result of the comparison of this node's clock with the other clocks.
 
     `reason` says why this node must delete no records by age; empty if the node may delete records
     by age. The clock is `confirmed` if it agrees with the clocks of most nodes. Nodes that doubt

@@ -250,8 +250,8 @@ class Follower:
             self.side_version = side_version
         epoch, high_watermark = self._told
         if appended and epoch >= self.record.unclean_epoch:
-            # If a leader was elected in the meantime that may lack acked records, it may have given
-            # up what the former leader had committed.
+            # In an older epoch than the last unclean recovery, the value is ignored: the new leader
+            # may have given up records that the former leader had committed.
             self._see(high_watermark)
         return self.resumed()
 
@@ -302,7 +302,7 @@ class Follower:
         tombstone of the deletion. Either this leader has removed the tombstone, or the leader from
         which the copy began had removed it.
 
-        A copy that comes completely from one leader, beginning with the leader's first record,
+        A copy may come completely from one leader, from the leader's first record on. Such a copy
         needs no tombstone that this leader had already removed, because the leader had also removed
         the older values of the key. A leader that has removed fewer tombstones may still have such
         values. So the copy must not continue with records of that leader.
@@ -314,8 +314,8 @@ class Follower:
         """Truncate the log where the two logs diverge: at the lower of the two ends of the newest
         epoch that both have.
 
-        A truncation at the high watermark would be wrong, because a record above the high watermark
-        that this node knows may be committed. A truncation below the high watermark is wrong, too,
+        A truncation at the high watermark would be wrong: this node's high watermark may be old, so
+        records above it may be committed. A truncation below the high watermark is wrong, too,
         unless an operator has accepted the loss of acked records.
         """
         if epoch == NO_EPOCH:

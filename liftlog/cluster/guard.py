@@ -73,7 +73,7 @@ def restored(
         goes_on = (
             stored is None or record.incarnation != stored.incarnation or record.follows(stored)
         )
-        # The others may switch to the stored record, and ack on the basis of it.
+        # The other nodes may switch to the stored record, and ack messages on the basis of it.
         fixed = [one for one in known.values() if goes_on or is_regressed(one, stored)]
         unsure = len({*unheard, *record.members} - known.keys()) + len(known) - len(fixed)
         heard_all = {node for node, one in known.items() if not is_regressed(one, record)}

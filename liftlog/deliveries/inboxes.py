@@ -41,8 +41,8 @@ _GAPS = 3
 """A client that has sent no pull for this multiple of the usual time between two of its pulls
 counts as idle, even if other clients of the consumer send acks."""
 _UNKNOWN_NS = 3_000_000_000
-"""A client of which only one pull is known counts as idle only if no ack has arrived for this time
-(in ns)."""
+"""If only one pull of a client is known, the client counts as idle only if no ack has arrived for
+this time (in ns)."""
 _MOST_ENDS = 3
 """Maximum number of statuses to one inbox. NATS can lose a status, and `window` can be too
 small."""

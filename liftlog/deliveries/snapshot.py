@@ -3,9 +3,9 @@
 Equal states have equal snapshots. A decoded state has the same blocks as the encoded state, so both
 behave in the same way. Layout: version, settings, the numbers in the order of `_NUMBERS`, exhausted
 offsets, waiting pulls, blocks, the queue of redeliveries, inboxes (since version 2). A block has
-offsets, consumer sequences and stamps of all its messages, a bitmap of its pending messages (empty
-if all are pending), and the counts, phases and times of its pending messages. The journal adds a
-checksum.
+the offsets, consumer sequences and stamps of all its messages. Then follow a bitmap of its pending
+messages (empty if all are pending), and the counts, phases and times of its pending messages. The
+journal adds a checksum.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ class Log:
         Returns None if `offset` lies between HW and the log end, because no committed record is
         there yet. If `offset` lies in a hole, the slice begins after the hole. The caller must
         release the slice. With `masked`, the slice still contains erased records, and the caller
-        must leave out those in `erased` of the slice. Without it, the slice does not contain them.
+        must leave out the records in its `erased`. Without it, the slice does not contain them.
         Raises OffsetOutOfRange, CorruptRange, StorageError.
         """
         return reading.read_from(

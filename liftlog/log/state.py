@@ -416,7 +416,7 @@ class LogState:
         return segment.size_bytes
 
     def remove_erased_files(self, entries: Sequence[ErasedEntry]) -> None:
-        """Unlink those of these erased files that the manifest no longer lists. The next start
+        """Unlink the given erased files, except files that the manifest still lists. The next start
         removes files that cannot be removed now."""
         listed = {one.file_name for one in self.view.manifest.erased}
         for name in {one.file_name for one in entries} - listed:

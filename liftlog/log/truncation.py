@@ -49,8 +49,8 @@ def truncate_suffix(writer: LogWriter, offset: int) -> int:
         rest = _shortened(state, old, offset)
         if rest is None:
             # This segment keeps no record. If the process stops before the manifest is renamed, the
-            # next start finds the old log. If it stops later, the next start removes the segments
-            # from this one on, because the manifest no longer lists them.
+            # next start finds the old log. If it stops later, the next start removes this segment
+            # and all later ones, because the manifest no longer lists them.
             writer.begin_lineage(LogEnd(old.base_offset, old.base_offset, 0), segments[:at])
             return old.base_offset
         if not old.sealed:  # a sealed segment already has its index on disk

@@ -415,7 +415,7 @@ class LogWriter:
     def append_gap(
         self, next_offset: int, reason: str, *, is_loss: bool, epochs: Epochs = ()
     ) -> None:
-        """Continue at `next_offset`, after a `Gap` in the log that this one copies.
+        """Continue at `next_offset`, after a `Gap` in the log that this log copies.
 
         `epochs` are the epochs of the other log that begin in the gap: (leader epoch, first
         offset). Durable on return, and committed like an append. Raises ValueError unless

@@ -142,9 +142,9 @@ class ProveErasure(Message):
 
 
 class ListErasedOffsets(Message):
-    """Asks for the offsets of all records that were erased, also of those whose bytes are gone.
-    `after` is the newest erasure that the client knows: if there is none after it, the answer has
-    no offsets. The answer begins with the part (2^24 offsets) with number `part`."""
+    """Asks for the offsets of all erased records, including records whose bytes were removed.
+    `after` is the newest erasure that the client has: if there is no newer one, the answer has no
+    offsets. The answer begins with the part (2^24 offsets) with number `part`."""
 
     KIND: ClassVar[str] = "erasedoffsets"
     REPEATABLE: ClassVar[bool] = True

@@ -13,12 +13,16 @@ class FetchConsumers(Message):
     """Asks for the changes of a stream's consumers with acks, and confirms the changes that the
     asking node has.
 
-    `position` has four numbers of changes in the leader's epoch: the change at which the leader
-    began to send all consumers, the change up to which the node has written all changes, the change
-    up to which it has synced all changes, and the newest change of the consumer that the node
-    received last. The fourth number is used while consumers are sent as a whole. Without
-    `position`, the node has no state of this epoch. A node has one open request per stream; a
-    second request replaces the first.
+    `position` has four numbers of changes in the leader's epoch:
+
+    - the change at which the leader began to send all consumers
+    - the change up to which the node has written all changes
+    - the change up to which the node has synced all changes
+    - the newest change of the consumer that the node received last.
+
+    The fourth number is used while consumers are sent as a whole. Without `position`, the node has
+    no state of this epoch. A node has one open request per stream; a second request replaces the
+    first.
     """
 
     KIND: ClassVar[str] = "consumerstates"

@@ -426,9 +426,9 @@ def _equal_items(length: int, count: int) -> struct.Struct:
 def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBatch:
     """Return the batch at `pos` of `buf`, without copying it unless it is compressed.
 
-    Raises CorruptBatch when bytes are missing, a checksum does not match or a compressed body
-    cannot be decompressed to its stated size, and UnsupportedFormat when a newer liftlog wrote the
-    batch or the package of its codec is not installed. `verify=False` skips the body checksum.
+    Raises CorruptBatch if bytes are missing, a checksum does not match, or a compressed body cannot
+    be decompressed to its stated size. Raises UnsupportedFormat if a newer liftlog wrote the batch,
+    or if the package of its codec is not installed. `verify=False` skips the body checksum.
     """
     whole = buf if type(buf) is memoryview else memoryview(buf)
     return decode_body(whole, pos, parse_header(whole, pos), verify=verify)

@@ -80,7 +80,8 @@ def is_carried(name: bytes, value: bytes) -> bool:
 
 
 def without(lines: Iterable[HeaderLine], *names: str) -> list[HeaderLine]:
-    """Return the lines except those with one of the `names`, in order. Names are case-sensitive."""
+    """Return the lines in order, without the lines that have one of the `names`. Names are
+    case-sensitive."""
     left_out = {name.encode() for name in names}
     return [line for line in lines if line[0] not in left_out]
 

@@ -4,8 +4,8 @@ Blocks of the same length that differ only in the values of their headers are sl
 positions. All other blocks are joined, each with a NUL at its end, and one `split` by a regular
 expression returns a row of groups for each block. A block that the expression does not match
 completely is *odd*: `control.parse_control` parses the block, and its message is judged separately.
-A matching block has at most one `Nats-Msg-Id`, at most one `Liftlog-Key` (or one before and one
-after the id), and a few headers without a meaning for the stream, in any order. Blocks that
+A matching block has, in any order, at most one `Nats-Msg-Id`, at most one `Liftlog-Key` (or one
+before and one after the id), and a few headers without a meaning for the stream. Blocks that
 `parse_control` might refuse, or that contain an expectation, are odd.
 """
 

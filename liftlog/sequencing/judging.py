@@ -76,9 +76,9 @@ def why_headers_refused(block: bytes, *, enveloped: bool) -> RefusalReason | Non
 def why_subject_refused(
     subjects: SubjectSequences | None, control: Control, subject: bytes
 ) -> RefusalReason | None:
-    """Return the reason to refuse a message that expects another last offset of a subject. The
-    subject is that of the message, or one that the message names. Returns None if the expectation
-    is met."""
+    """Return the reason to refuse a message that expects another last offset of a subject. This
+    subject is the subject of the message, or another subject that the message names. Returns None
+    if the expectation is met."""
     if subjects is None:
         return SUBJECT_SEQUENCES_ARE_OFF
     expected, named = control.expected_subject_sequence, control.expected_subject

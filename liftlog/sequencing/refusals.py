@@ -68,8 +68,8 @@ _BATCHES = RefusalReason("unsupported_header", 400, 10174, "atomic publish is di
 
 ROLLUP = RefusalReason("unsupported_header", 500, 10111, "rollup not permitted")
 SUBJECT_SEQUENCES_ARE_OFF = RefusalReason(
-    # The code is 10003 and not that of a wrong sequence, because a client that gets the latter
-    # reads again and retries.
+    # The code is 10003, because a client that gets the code of a wrong sequence reads again and
+    # retries.
     "unsupported_header",
     400,
     10003,

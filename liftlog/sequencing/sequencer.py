@@ -98,7 +98,7 @@ class Sequencer(Tail):
     def judge(
         self, run: MessageRun, now_ns: int, steady_clock: Callable[[], int] | None = None
     ) -> None:
-        """Number the messages to store, and build the answers to the others, in their order.
+        """Number the messages to store, and build the answers to the other messages, in order.
 
         `now_ns` is the time for timestamps. `steady_clock` (ns) does not jump with the wall clock,
         and determines the age of message ids. Without it, timestamps determine the age.

@@ -1,4 +1,4 @@
-"""Where the project lies."""
+"""The path of this repository."""
 
 from __future__ import annotations
 

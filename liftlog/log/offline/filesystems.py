@@ -88,8 +88,8 @@ class _PretendedFile:
             self._source.close()
 
     def _own(self) -> _Bytes:
-        """Return the copy in memory, which may be changed. Raises an error for a segment, of which
-        only the size may change."""
+        """Return the copy in memory, which may be changed. Raises an error for a segment, because
+        only its size may change."""
         if isinstance(self._source, _Bytes):
             return self._source
         if self.path.suffix == SEGMENT_SUFFIX:

@@ -162,7 +162,7 @@ def _read_heads(state: LogState, segment: Segment, runs: NDArray[np.void]) -> li
     if not len(runs):
         return []
     entries: list[tuple[int, ...]] = runs.tolist()
-    # The pool of open files cannot be used, because another file can take the name of this one.
+    # The pool of open files cannot be used, because another file can take the name of this index.
     path = subject_index_path(segment.path)
     with closing(state.environment.fs.open(path, writable=False)) as file:
         stored = [file.pread(size, position) for _, _, position, size, *_ in entries]

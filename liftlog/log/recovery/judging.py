@@ -55,9 +55,9 @@ class TailJudge(Inventory):
             state, damage = scan(file, state, size, on_batch)
             log_end = state.next_offset
             if damage is None:
-                # All bytes before the zeros are in whole batches, each of which continues the one
-                # before. Records in these batches that were not acked are kept: their publishers
-                # got no answer, so keeping and dropping them are both correct.
+                # All bytes before the zeros are in whole batches, and each batch continues the
+                # previous one. Records in these batches that were not acked are kept: their
+                # publishers got no answer, so keeping and dropping them are both correct.
                 break
             known = self._known_damage(file.path, damage)
             if known is not None and known.position < known.end_position <= max(size, file.size()):

@@ -43,7 +43,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 class _CrossesProcesses:
-    """A dataclass that one process converts to plain values, and another process back."""
+    """A dataclass that one process converts to plain values, and another process converts back."""
 
     __slots__ = ()
 

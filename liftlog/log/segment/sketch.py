@@ -2,7 +2,7 @@
 a time, and has checksums of the parts of batches (`parts`). A read of few records skips the other
 blocks; a read of few columns reads only those columns.
 
-A block is a run of batches of about 64 KiB. The file lies beside the segment:
+A block is a run of batches of about 64 KiB. The file is beside the segment:
 
      0  4  "LLSK"
      4  4  version 2                        u32

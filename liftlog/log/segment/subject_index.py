@@ -3,8 +3,8 @@
 If every batch has some records on a subject, a read of that subject would have to examine every
 batch. The index groups the records on each subject into runs. A run is a record batch of these
 records, in the form in which a read returns the batch, but without the bytes of the values. A read
-gets the values from the segment; the checksum of the batch includes the values. The file lies
-beside the segment:
+gets the values from the segment; the checksum of the batch includes the values. The file is beside
+the segment:
 
      0  4  "LLSX"
      4  4  version 1                        u32

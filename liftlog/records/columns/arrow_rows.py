@@ -31,9 +31,9 @@ ROWS_SCHEMA = pa.schema([_SUBJECT if field.name == "subject" else field for fiel
 """SCHEMA with subjects as plain text, because every batch has a dictionary of its own."""
 
 _FEW_NAMES = 8
-"""If there are more than this number of records for each dictionary entry, it is faster to check
-whether all entries are the same subject, and to repeat this subject, than to look up the subject of
-each record."""
+"""Number of records per dictionary entry. Above this number, a check whether all entries are the
+same subject is made first. Repeating one subject is faster than looking up the subject of each
+record."""
 
 
 def rows_of(batches: Sequence[Batches], columns: Sequence[str]) -> pa.RecordBatch:

@@ -2,7 +2,7 @@
 
 `decode_columns` returns views into the batch and copies only numbers that it has to widen.
 `encode_columns` is its inverse. No Python code runs per record. All modules of this folder need
-numpy; the rest of the package imports them only on demand, so a client does not need numpy.
+numpy. The other modules of the package import them only on demand, so a client does not need numpy.
 """
 
 from __future__ import annotations

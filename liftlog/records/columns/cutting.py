@@ -62,8 +62,8 @@ def cut_rows(batch: RecordBatch, offsets: Offsets, *, compress: bool = True) -> 
 
     The result covers the same offsets and may have no records. Records keep their offsets and
     timestamps; the result has the leader epoch and commit group of the batch, and its codec unless
-    `compress` is False. Compression takes several times as long as the rest. Subjects that only the
-    removed records have are not in the result. Raises CorruptBatch.
+    `compress` is False. Compression takes several times as long as all other steps. Subjects that
+    only the removed records have are not in the result. Raises CorruptBatch.
     """
     header, rows = batch.header, _rows_at(batch, offsets)
     if not rows:

@@ -276,7 +276,7 @@ class ManyBatches:
         starts = np.empty_like(stops)
         starts[1:] = stops[:-1]
         starts[np.cumsum(counts) - counts] = begin
-        # The first and the last offset of each batch were checked; this checks the others.
+        # The first and the last offset of each batch were checked; this checks all other offsets.
         if (stops < starts).any():
             raise CorruptBatch("the offsets of a column run backwards")
         if present is not None:
@@ -327,7 +327,7 @@ class ManyBatches:
         if len(counts) > 1:
             before = np.cumsum(sizes) - sizes
             ends[1:] += np.repeat(before.astype(np.int32), counts)
-        # The first and the last offset of each batch were checked; this checks the others.
+        # The first and the last offset of each batch were checked; this checks all other offsets.
         if (ends[1:] < ends[:-1]).any():
             raise CorruptBatch("the offsets of a column run backwards")
         data = self._octets.stretches(np.uint8, column.data, sizes, None)

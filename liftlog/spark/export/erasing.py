@@ -1,8 +1,8 @@
 """Removes the rows of erased records from a table: rewrites the files that hold such rows.
 
 The daemon keeps the offsets of all erased records, and an offset identifies a row. A manifest has
-the id of the newest erasure whose rows the table lacks, so a run only reads files if there was
-another erasure, and only files whose bounds include one of the offsets. Does not import Spark.
+the id of the newest erasure whose rows the table lacks. So a run reads files only if there was a
+newer erasure, and then only files whose bounds include one of the offsets. Does not import Spark.
 """
 
 from __future__ import annotations

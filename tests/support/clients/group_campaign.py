@@ -1,9 +1,9 @@
 """Runs members of a consumer group as processes, and checks their reports.
 
 Each member writes a report to its own file, with the clock that all processes share. The report
-contains the time of each request for a record and of each returned record, the slots that the
-member gains and loses, and the offsets that it knows to be committed. `check` compares the reports
-with the stream.
+contains the times of requests for records and of returned records, the slots that the member gains
+and loses, and the offsets that it knows to be committed. `check` compares the reports with the
+stream.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ class Member:
         self.works = False
         """True if the member has received a record."""
         self.commits = 0
-        """Confirmed ones."""
+        """Number of confirmed commits."""
         self.gains: list[tuple[float, set[int]]] = []
         self.slots: set[int] = set()
-        """What it has."""
+        """The present slots of the member."""
         self._lines: list[list[str]] = []
         self._read = 0
 

@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 
 class Caller:
-    """One kept connection."""
+    """A caller with one open connection."""
 
     def __init__(self, daemon: Daemon, token: str | None = None) -> None:
         self.connection = http.client.HTTPConnection(daemon.http_address, timeout=10)

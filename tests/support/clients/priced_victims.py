@@ -28,7 +28,7 @@ _PAUSE_SECONDS = 0.005
 
 @dataclass(frozen=True)
 class Victims:
-    """`pid` is the daemon's."""
+    """The victims. `pid` is the process id of the daemon."""
 
     pid: int
     nats_port: int

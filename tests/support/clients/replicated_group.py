@@ -40,7 +40,7 @@ class Life(threading.Thread):
         self.member = name
         self.gains: list[tuple[float, list[int]]] = []
         self.returned: list[tuple[Returned, int]] = []
-        """With the slot."""
+        """Returned records with their slots."""
         self.commits: list[tuple[float, dict[int, int]]] = []
         self.error: BaseException | None = None
         self._addresses, self._stream, self._interval = addresses, stream, interval

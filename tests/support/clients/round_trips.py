@@ -383,7 +383,7 @@ def _download(world: World) -> Iterable[Found]:
 
 
 def _named(sent: Hostile) -> Found:
-    """Spark's names are text."""
+    """Return the expected result in Spark, in which names of headers are text."""
     found = whole(sent)
     lines = [(name.decode("utf-8", "replace").encode(), value) for name, value in found.lines]
     return found._replace(lines=lines)

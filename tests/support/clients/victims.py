@@ -40,7 +40,7 @@ class Victim(threading.Thread, ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """After the last turn."""
+        """Called after the last action."""
 
     def run(self) -> None:
         try:

@@ -27,7 +27,7 @@ class CuttingProxy:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def cut(self) -> None:
-        """Every connection, now."""
+        """Close every connection now."""
         for writer in list(self._open):
             writer.transport.abort()
 

@@ -43,7 +43,7 @@ class NoMetrics:
 
 
 class NoAppender:
-    """Nothing may be appended."""
+    """An appender that refuses every append."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

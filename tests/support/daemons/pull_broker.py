@@ -185,7 +185,7 @@ class LoggedStream:
 
 
 class LogBroker:
-    """Stands in for `liftlog.server.streams.broker.Broker`."""
+    """Replaces `liftlog.server.streams.broker.Broker`."""
 
     server_id = "0123456789abcdef"
     consumers: Any = None
@@ -202,7 +202,7 @@ class LogBroker:
         stream: Any = self.stream
 
         async def copied(name: str) -> None:
-            """There are no replicas."""
+            """Do nothing, because there are no replicas."""
 
         self._leases = LeaseKeeping(stream, time.time_ns, DiskReserve(directory), copied=copied)
 

@@ -18,7 +18,7 @@ class ShiftedClock:
         path.write_bytes(bytes(_BYTES))
 
     def set_ahead(self, seconds: float) -> None:
-        """Negative: it is slow."""
+        """Set how far the clock is ahead; negative if it is behind."""
         with self.path.open("r+b") as file:
             file.write(int(seconds * 1e9).to_bytes(_BYTES, "little", signed=True))
 

@@ -80,7 +80,7 @@ BATCHES = [
 
 
 def to_json(value: Any) -> Any:
-    """Bytes as {"hex": ...}."""
+    """Convert a value to JSON, with bytes as {"hex": ...}."""
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     if isinstance(value, (list, tuple)):

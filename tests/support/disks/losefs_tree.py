@@ -54,7 +54,7 @@ class LoseFile:
         self.pending.append(Change(position, raw, len(self.data)))
 
     def resize(self, size: int) -> None:
-        """Longer (zeros) or shorter."""
+        """Make the file longer (zeros) or shorter."""
         old = len(self.data)
         self.bad_pages = {page for page in self.bad_pages if page * PAGE < size}
         if size < old:

@@ -66,7 +66,7 @@ class StoredLog:
         return point
 
     def delete(self) -> None:
-        """After `close`."""
+        """Delete the stream. Call it after `close`."""
         self._dir.open()
         self._dir.delete_log(STREAM)
         self._dir.close(None)

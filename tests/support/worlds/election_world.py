@@ -56,7 +56,7 @@ class Node:
     store: bool = True
     """True if the node reaches the store."""
     attached: bool = True
-    """Whether it has NATS."""
+    """True if the node has a connection to NATS."""
     view: StreamMetadata = field(kw_only=True)
     elections: Elections = field(kw_only=True)
     log: LogEnd = LogEnd(1, 10)

@@ -84,7 +84,7 @@ def followed(
     tell_record_is_old: Callable[[], None] = lambda: None,
     room: FetchRoom | None = None,
 ) -> FollowedStream:
-    """It follows node a."""
+    """Return a stream that follows node a."""
     record = transitions.create(
         "s", host.log.incarnation, {}, ["a", "b", "c"], starts=dict.fromkeys("abc", 1)
     )

@@ -47,7 +47,7 @@ class Faults:
     lost: float = 0.05
     """Share of the frames that are lost."""
     late: float = 0.05
-    """Share of the requests of which a copy arrives later."""
+    """Share of the requests that also arrive a second time, later."""
     failing_stores: float = 0.03
     slow: float = 0.02
     """Share of the records whose processing takes up to twice the session."""
@@ -92,7 +92,7 @@ class GroupWorld:
         self.faults = Faults() if faults is None else faults
         self.stats: Counter[str] = Counter()
         self.state: GroupState | None = None
-        """What is durable."""
+        """The durable state of the group."""
         self._make, self._make_member = coordinator, member
         self._shell = (process or Shell)(self)
         self._events: list[tuple[float, int, Callable[[], None]]] = []

@@ -43,7 +43,7 @@ class Disk(Protocol):
 
     epochs: EpochTable
     high_watermark: int
-    """The high watermark as far as it is known after a start."""
+    """The high watermark that is known after a start."""
     tombstones_removed_below: int
 
     def begin_epoch(self, epoch: int) -> None: ...

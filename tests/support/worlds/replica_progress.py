@@ -8,8 +8,8 @@ acked within `PATIENCE` steps if one of these conditions is true:
 - a leader exists, and the nodes for which it waits can follow it: they know its epoch, or reach the
   store
 - a leader reaches the store, and `min_isr` replicas can follow it, so that the others leave the ISR
-- `min_isr` replicas reach the store, and one of them can be elected, because there is no leader, or
-  the leader has stopped, or it hands over because it waits for a change that it cannot make
+- `min_isr` replicas reach the store, and one of them can be elected: there is no leader, the leader
+  has stopped, or it hands over because it waits for a change that it cannot make
 
 If no condition is true, all nodes reach the store again, and acks must continue, too.
 """

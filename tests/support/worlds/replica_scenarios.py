@@ -151,7 +151,7 @@ class ReplicaWorld:
         self.log.commit_up_to(offset)
 
     def truncate(self, offset: int) -> None:
-        """At a batch boundary."""
+        """Truncate the log at a batch boundary."""
         self.other = self.model.cut(offset)
         assert self.log.truncate_suffix(offset) == offset
         self.model, self.other = self.other, None

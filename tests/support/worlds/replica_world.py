@@ -86,7 +86,7 @@ class Faults:
     moves: float = 0.0
     """Reassignments, and changes of min_isr."""
     cancels: float = 1.0
-    """Of reassignments."""
+    """Cancellations of reassignments."""
     set_backs: float = 0.0
     """The metadata store is restored from an older copy."""
     discards: float = 0.0
@@ -586,8 +586,8 @@ class World:
         self.released: set[int] = set()
         self.heard: dict[str, float] = {}  # times of the newest confirmations of nodes
         self.copying: set[str] = set()  # began with an empty disk and have not caught up since
-        self.deleted_below = 0  # by retention of any node: compaction may drop what lies there
-        self.unknown_below = 0  # after an unclean recovery, of a node that has deleted it
+        self.deleted_below = 0  # by retention of any node; compaction may drop records there
+        self.unknown_below = 0  # after an unclean recovery: deleted by the elected node
         self.frames: list[Frame] = []
         self.delivered: deque[Frame] = deque(maxlen=self.random.choice((5, 20, 200)))
         self.cas: list[Cas] = []

@@ -198,7 +198,7 @@ def plan(
 
 
 def compact_once(log: Log, fs: Any, **how: Any) -> CompactResult | None:
-    """One pass, swapped in."""
+    """Run one pass, and swap in its result."""
     job = plan(log, **how)
     if job is None:
         return None

@@ -15,7 +15,7 @@ final class BatchParts {
     private final byte[] entries;
     private final int start;
     private final int count;
-    private final byte[] checks; // of values; null: none
+    private final byte[] checks; // of values; null if there are none
     private int cursor;
 
     BatchParts(byte[] entries, int start, byte[] checks) {

@@ -31,7 +31,7 @@ public final class FileTransport implements Transport {
     private final String stream;
     private final long notBeforeNs;
     private final long notAfterNs;
-    private final byte[] subject; // null: several
+    private final byte[] subject; // the only wanted subject, or null
     private List<Manifest.Erased> erasedFiles = List.of();
     private ErasedSet erased; // the content of these files; null if there are none
 

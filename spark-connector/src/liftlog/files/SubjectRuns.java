@@ -24,11 +24,11 @@ final class SubjectRuns implements AutoCloseable {
     private static final int SPARE = 4096;
 
     private final SubjectIndex index;
-    private final FileStore.Opened file; // of the index
+    private final FileStore.Opened file; // file of the index
     private final FileStore.Opened segment;
     private final long baseOffset;
     private final boolean withValues;
-    private final int[] runs; // that are wanted
+    private final int[] runs; // the wanted runs
     private final Inflater inflater = new Inflater();
     private byte[] stored = {};
     private byte[] head = {};

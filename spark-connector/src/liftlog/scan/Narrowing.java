@@ -3,7 +3,7 @@ package liftlog.scan;
 import java.io.Serializable;
 
 /**
- * How the conditions of a query narrow a read, within the limits of its options.
+ * The limits that the conditions of a query set for a read, in addition to its options.
  *
  * @param first the first offset that can match
  * @param end after the last offset that can match

@@ -50,9 +50,9 @@ public final class DaemonTransport implements Transport {
     private static final String HOLDER = "spark";
     private static final int MOST_KEY = 65_535;
     private static final int MOST_SUBJECT = 1024;
-    private static final int MOST_KEYS = 1024; // in one fetch
+    private static final int MOST_KEYS = 1024; // maximum in one fetch
     private static final int MOST_SUBJECTS = 64;
-    private static final int MOST_QUESTIONS = 16; // about where records are
+    private static final int MOST_QUESTIONS = 16; // requests for extents
     private static final int FEW = 4; // divisor: bytes of a stream per byte read
 
     private final String stream;
