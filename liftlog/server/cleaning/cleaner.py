@@ -46,6 +46,7 @@ logger = logging.getLogger("liftlog.server.cleaner")
 
 _SECOND_NS = 1_000_000_000
 _MAX_DROPPED_PASSES = 3
+_MAX_SCRUB_ATTEMPTS = 3  # after that, the scrub goes on with the next segment
 _LOOKING_PART = 200
 """Divisor: checks of a stream may take at most 1/200 of the time. The limit exists because a check
 takes longer if the stream has more segments."""
@@ -89,7 +90,7 @@ class Cleaner:
             )
         self.removals = Removals(self._jobs, now_ns)
         self._poke = asyncio.Event()
-        self._current: tuple[StreamHost, asyncio.Task[None]] | None = None
+        self._current: tuple[StreamHost, asyncio.Task[bool]] | None = None
 
     # --- for the rest of the daemon ---
 
@@ -270,12 +271,12 @@ class Cleaner:
             return False
         return self.state_of(host).not_before <= time.monotonic()
 
-    async def _work(self, host: StreamHost, kind: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` in a separate task, so that a failure or a cancellation ends only this
-        task."""
+    async def _work(self, host: StreamHost, kind: str, work: Coroutine[Any, Any, None]) -> bool:
+        """Run `work` in a separate task, so that a failure or a cancellation ends only this task.
+        Returns True if it was successful."""
         if self._hosts.get(host.name) is not host:
             work.close()
-            return
+            return False
         state = self.state_of(host)
         task = asyncio.get_running_loop().create_task(self._supervise(host, state, kind, work))
         self._current = (host, task)
@@ -289,23 +290,24 @@ class Cleaner:
         finally:
             self._current = None
             state.running = ""
+        return not task.cancelled() and task.result()
 
     async def _supervise(
         self, host: StreamHost, state: StreamCleaning, kind: str, work: Coroutine[Any, Any, None]
-    ) -> None:
+    ) -> bool:
         try:
             await work
         except SegmentsChanged as error:  # retention deleted them: the next round plans again
             logger.info("cleaning-dropped stream=%s kind=%s reason=%s", host.name, kind, error)
-            return
         except (LiftlogError, JobFailed, WorkerDied, OSError) as error:
             self._note_failure(host, state, kind, str(error))
-            return
         except Exception as error:  # a supervisor: cleaning must not end the daemon
             logger.exception("cleaning-failed stream=%s kind=%s", host.name, kind)
             self._note_failure(host, state, kind, repr(error))
-            return
-        state.note_success()
+        else:
+            state.note_success()
+            return True
+        return False
 
     def _note_failure(self, host: StreamHost, state: StreamCleaning, kind: str, error: str) -> None:
         now = time.monotonic()
@@ -478,9 +480,10 @@ class Cleaner:
                 job = scrubs.next_job(host.log, self._now_ns())
                 if job is None:
                     break
-                work = self._jobs.scrub(host, self.state_of(host), job)
-                await self._work(host, "scrub", work)
-                scrubs.done(host.log, job)
+                state = self.state_of(host)
+                was_read = await self._work(host, "scrub", self._jobs.scrub(host, state, job))
+                if was_read or state.failures_in_a_row >= _MAX_SCRUB_ATTEMPTS:
+                    scrubs.done(host.log, job)
                 await self._serve_requests()
                 more = time.monotonic() > end
         try:

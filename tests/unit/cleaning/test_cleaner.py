@@ -15,7 +15,7 @@ from liftlog.log.segment.derived import sketch_path
 from liftlog.log.segment.index import index_path
 from liftlog.server.cleaning import next_segments
 from liftlog.server.cleaning.pace import Rates, fixed_rate
-from liftlog.server.cleaning.process import JobFailed
+from liftlog.server.cleaning.process import JobFailed, WorkerDied
 
 
 async def test_the_dirtiest_comes_first_and_clean_streams_not_at_all(cleaning: Cleaning) -> None:
@@ -190,6 +190,32 @@ async def test_rot_is_found_without_any_reader(tmp_path: Path) -> None:
     assert [bad.segment for bad in host.log.view.manifest.quarantined] == [hurt.path.name]
     await cleaning.round()
     assert len(cleaning.worker.jobs) == host.log.segment_count - 1
+    await cleaning.close()
+
+
+async def test_a_segment_that_was_not_read_to_its_end_is_read_again(tmp_path: Path) -> None:
+    cleaning = Cleaning(tmp_path, scrub_interval="1h")
+    await cleaning.running.start()
+    await cleaning.stream("s", 100, 100, compaction=None)
+    host = cleaning.running.broker.hosts["s"]
+    whole = host.log.segment_count - 1
+    await cleaning.round()
+    cleaning.running.clock.ahead_ns = 3601 * 10**9
+    cleaning.worker.failures = [WorkerDied("killed")]
+    await cleaning.round()
+    assert len(cleaning.worker.jobs) == 1
+    cleaning.state("s").not_before = 0.0
+    await cleaning.round()
+    assert len(cleaning.worker.jobs) == 1 + whole, "the first one twice"
+
+    cleaning.running.clock.ahead_ns *= 3
+    for attempt in range(1, 4):
+        cleaning.worker.failures = [WorkerDied("killed")]
+        await cleaning.round()
+        assert len(cleaning.worker.jobs) == 1 + whole + attempt
+        cleaning.state("s").not_before = 0.0
+    await cleaning.round()
+    assert len(cleaning.worker.jobs) == 1 + whole + 3 + whole - 1, "one segment is given up"
     await cleaning.close()
 
 
