@@ -159,8 +159,8 @@ class FreeRoom:
     """Ends a job with ENOSPC before the disk is full, because the last space is reserved for
     messages.
 
-    Without this check, a job could use the last bytes of the disk, and messages would be refused,
-    although the job's output will replace larger files.
+    Without this check, a job could use the last bytes of the disk, and messages would be refused.
+    This would happen although the job's output will replace larger files.
     """
 
     def __init__(self, directory: Path) -> None:

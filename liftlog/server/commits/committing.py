@@ -44,9 +44,9 @@ from liftlog.settings import StreamSettings
 logger = logging.getLogger("liftlog.server.stream")
 
 FOLLOWED_INLINE_BYTES = 512 * 1024
-"""In a stream with followers, a group of up to this size (in bytes) is written inside the event
-loop while syncs are fast, regardless of its number of messages. A write in a thread needs two
-handovers: one to wake the followers, and one to report the end. Under load the handovers take
+"""Applies to streams with followers, while syncs are fast. A group of up to this size (in bytes) is
+then written inside the event loop, regardless of its number of messages. A write in a thread needs
+two handovers: one to wake the followers, and one to report the end. Under load the handovers take
 longer than the write."""
 
 ROUND_BYTES = 256 * 1024

@@ -91,7 +91,7 @@ def room_of(settings: StreamSettings, log: Log, newest: NewestBytes) -> Room | N
 
 
 def window_ns(settings: StreamSettings) -> int:
-    """Return for how many nanoseconds message ids are remembered."""
+    """Return the time, in ns, for which message ids are remembered."""
     return int(settings.dedupe_window_seconds * _SECOND_NS)
 
 

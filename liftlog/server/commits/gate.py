@@ -106,8 +106,8 @@ class ReplicatedGate:
         """Callbacks:
 
         - `wake` is called with the followers whose parked requests can be answered now. If the
-          write is inside the event loop, `wake` is called between the write and its sync, so that
-          the answers are sent before the sync.
+          write is inside the event loop, `wake` is called before its sync, so that the answers are
+          sent earlier.
         - `keep` is called with the appended batches before `wake`.
         - `ended` is called once, with the reason why this node's leadership in this epoch ends.
 

@@ -348,9 +348,9 @@ class StreamHost:
         Call this method as the `then` of an exclusive call that has stored the settings. If
         `durability` changes, that call must also have synced all records. No group is being written
         at that moment, because groups are taken only while no job runs, and the next job begins
-        after `then`. So one set of settings applies to the write, sync and answers of each group,
-        and the settings are on disk before they apply to a message. Messages that were judged
-        earlier keep their outcome, and are committed with the new settings.
+        after `then`. So the same settings apply to the write, sync and answers of a group. They are
+        on disk before they apply to a message. Messages that were judged earlier keep their
+        outcome, and are committed with the new settings.
         """
         self.settings = settings
         if overrides is not None:

@@ -149,9 +149,9 @@ class Rounds:
         """Maximum size, in bytes, of the groups of a round. The event loop needs 3 ms to 8 ms to
         append this many bytes."""
         self.most_append_seconds = 2 * STALLED_SECONDS
-        """If the event loop has appended for this time (in seconds), the other streams of the round
-        commit in threads, even if no single append has stalled. 64 groups of 12 small messages take
-        3 ms."""
+        """Maximum time, in seconds, for which the event loop appends in one round. After it, the
+        other streams of the round commit in threads, even if no single append has stalled. 64
+        groups of 12 small messages take 3 ms."""
         self.most_wait_seconds = 0.5
         """A stream that has waited longer than this (in seconds) for a round commits alone. So even
         a stream that cannot commit always has a job, and other code can detect by this job that its
@@ -194,7 +194,7 @@ class Rounds:
                 self._begin(members)
                 if len(members) < self.most_parts:
                     break  # the event loop does other work before the next one
-        finally:  # also if sending the nacks fails: perhaps no round would do this at its end
+        finally:  # also if sending the nacks fails: maybe no later round does this
             if waiting and self._out < _MOST_OUT and self._pause is None:
                 loop = asyncio.get_running_loop()
                 self._pause = loop.call_later(self.pause_seconds, self._paused)

@@ -1,12 +1,15 @@
 """The last offset of each subject, found by scanning the log.
 
-The log is scanned at the start, after a change of the setting, and after a removal of records that
-were not the oldest (by compaction, damage or a failed sync).
+The log is scanned in these cases:
+
+- at the start
+- after a change of the setting
+- after compaction, damage or a failed sync has removed records that were not the oldest
 
 At the start, a small log is scanned when it is opened. A thread scans a large log while commits
 continue. All later scans also run in a thread. Until a scan ends, a message that names the expected
-last offset of its subject is refused with a special code. It is not refused if its subject has a
-record from after the beginning of the scan, because the last offset of the subject is then known.
+last offset of its subject is refused with a special code. If the subject has a record that was
+written after the scan began, its last offset is known, and the message is not refused.
 """
 
 from __future__ import annotations

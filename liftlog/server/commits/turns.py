@@ -1,8 +1,8 @@
 """Decides which job uses the log of one stream next. One job runs at a time, in a writer thread.
 
 A job is a commit, a flush, or an *exclusive call*. An exclusive call is a log call that must not
-run at the same time as a commit, such as a roll, retention, a lease or new settings. Exclusive
-calls and messages take turns, so that neither can delay the other forever.
+run at the same time as a commit. Examples are a roll, retention, a lease and new settings.
+Exclusive calls and messages take turns, so that neither can delay the other forever.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ _INLINE_BYTES = 64 * 1024
 """A group larger than this (in bytes) is compressed in a writer thread, not on the event loop."""
 
 STALLED_SECONDS = 0.05
-"""If a write or a sync takes longer than this (in seconds), the stream commits alone, in a thread,
-until a write and a sync are faster."""
+"""A write or a sync that takes longer than this (in seconds) is stalled. The stream then commits
+alone, in a thread, until a write and a sync are faster."""
 
 _FAST_SYNC_SECONDS = 0.001
 _REMEMBERED_SYNCS = 15

@@ -79,8 +79,9 @@ _RETRY_STATUS = frozenset({429, 503, 507})
 def status_of(error: LiftlogError) -> int:
     """Return the HTTP status of an error.
 
-    An error that is not in the table, for example because its code belongs to a later version, gets
-    503 if it is retriable and 409 otherwise. An error that is not meant for clients gets 500.
+    The table may lack an error, for example because its code belongs to a later version. Such an
+    error gets 503 if it is retriable, and 409 otherwise. An error that is not meant for clients
+    gets 500.
     """
     if isinstance(error, PublishRefused):
         return _status_of_refusal(error)

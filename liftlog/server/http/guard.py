@@ -1,10 +1,9 @@
 """Limits the number of HTTP connections, and the time that a slow client may take.
 
-aiohttp limits the size of headers and bodies. It does not limit the number of connections, the time
-in which a request must arrive, or the time in which a client must read an answer. This module
-limits both times by one rule: after each answer, the client has `timeout` seconds to read the rest
-of that answer and to send the head of its next request. (The code that reads a body limits the time
-for the body.)
+aiohttp limits the size of headers and bodies. It does not limit the number of connections, or the
+times in which a request must arrive and a client must read an answer. This module limits both times
+by one rule: after each answer, the client has `timeout` seconds to read the rest of that answer and
+to send the head of its next request. (The code that reads a body limits the time for the body.)
 
 When all places are taken, the guard closes a connection that is not being served. It prefers
 connections that have never presented a valid token. Among these, it chooses the address with the

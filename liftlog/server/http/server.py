@@ -70,8 +70,8 @@ _METRICS = "/metrics"
 long."""
 _SHUTDOWN_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
-"""Time, in seconds, for which the rest of an unwanted body is read and dropped, so that the sender
-can read the answer before the connection is reset."""
+"""Time, in seconds, for which the rest of an unwanted body is read and dropped. In this time the
+sender can read the answer, before the connection is reset."""
 
 
 class _ClientErrors(logging.Filter):

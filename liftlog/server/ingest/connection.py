@@ -37,8 +37,8 @@ CONFIRM_SECONDS = 10.0
 _CLOSE_SECONDS = 1.0
 _MAX_UNSENT_BYTES = 16 * 1024 * 1024
 _BEHIND_BYTES = 256 * 1024
-"""If at least this number of bytes is unread when a connection ends, the module assumes that NATS
-closed the connection because the daemon was too slow."""
+"""If at least this number of bytes is unread when a connection ends, the cause is assumed to be
+that the daemon was too slow for NATS."""
 
 
 class NatsConnection:

@@ -1,8 +1,8 @@
 """The daemon's permanent link to NATS, over one connection after another.
 
-It connects to the first server that answers, makes the wanted subscriptions, repeats refused
-subscriptions, and moves to another server when the current one is about to stop. It reports every
-period in which messages may have been missed.
+It connects to the first server that answers, and makes the wanted subscriptions. It repeats refused
+subscriptions. When a server is about to stop, it moves to another server. It reports every period
+in which messages may have been missed.
 """
 
 from __future__ import annotations

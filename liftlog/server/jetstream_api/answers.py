@@ -147,8 +147,7 @@ def status(code: int, words: str) -> bytes:
 
 def without_statuses(blocks: list[bytes]) -> list[bytes]:
     """Return the header blocks of records without status lines. A publisher may have put a status
-    line into its message, and clients treat a message with a status as a message from the
-    server."""
+    line into its message. Clients would treat such a message as a message from the server."""
     if not any(blocks):
         return blocks
     return [one if one[:10] in _NO_STATUS else _without_status(one) for one in blocks]

@@ -3,7 +3,7 @@ the last record of each subject.
 
 The log has no index by subject. The last offset of a subject is usually known
 (`subject_sequences`). All other searches run in bounded pieces, in the threads that all readers
-share fairly, and end with an error if they take too long.
+share fairly. A search that takes too long ends with an error.
 """
 
 from __future__ import annotations

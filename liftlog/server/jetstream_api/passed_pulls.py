@@ -37,8 +37,9 @@ _LOOK_SECONDS = 0.1
 _AGAIN_SECONDS = 0.5
 """A question without an answer is repeated after this time (in seconds), because it may be lost."""
 _SILENT_SECONDS = 0.2
-"""If the leader changes before a question has waited for this time (in seconds), the former leader
-may have read the pulls, although it has not answered yet."""
+"""Minimum time, in seconds, that a question must wait for an answer before the leader counts as
+silent. If the leader changes earlier, the former leader may have read the pulls, although it has
+not answered yet."""
 _KEPT_SECONDS = 30.0
 _MAX_KEPT = 1_000
 _MAX_KEPT_BYTES = 1024 * 1024
@@ -171,8 +172,7 @@ class PassedPulls:
                 return
 
     def _end(self, stream: str, *, is_silent: bool) -> None:
-        """Forget a question. If the leader was silent, pass the pulls after the question on
-        again."""
+        """Drop a question. If the leader was silent, pass on the pulls after the question again."""
         asked = self._asked.pop(stream, None)
         for message in () if asked is None else asked.pulls:
             self._count -= 1

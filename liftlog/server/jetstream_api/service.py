@@ -5,8 +5,8 @@ If only the leader of a stream can answer, this node forwards the request to the
 NATS message. The leader then sends the answer.
 
 Requests must not delay acks. Therefore the number of waiting requests is limited, for each client
-and in total, and only a few requests are answered at the same time. An answer is sent only after
-NATS has accepted the previous answers.
+and in total. Only a few requests are answered at the same time. An answer is sent only after NATS
+has accepted the previous answers.
 """
 
 from __future__ import annotations

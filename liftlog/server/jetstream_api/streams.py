@@ -282,7 +282,8 @@ def _page(total: int, offset: int, limit: int) -> dict[str, Any]:
 
 
 async def _listed(request: Request, body: dict[str, Any]) -> list[StreamInfo]:
-    """Return the streams that may be read, including those on a failed disk, sorted by name."""
+    """Return the streams that may be read, sorted by name. Streams on a failed disk are
+    included."""
     subject = _subject_in(body)
     answer = await asked(request, ListStreams(), StreamsAnswer)
     found = [StreamInfo.from_wire(one) for one in answer.streams]

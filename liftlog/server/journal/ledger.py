@@ -23,8 +23,8 @@ from liftlog.server.journal.records import (
 )
 
 MAX_DELTA_BYTES = 64 * 1024
-"""If a consumer has more than this number of bytes of deltas, it gets a new snapshot, unless its
-present snapshot is larger than the deltas."""
+"""Maximum number of bytes of a consumer's deltas. If it has more, it gets a new snapshot, unless
+its present snapshot is larger than the deltas."""
 
 
 class Entry(NamedTuple):

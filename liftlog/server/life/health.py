@@ -135,7 +135,7 @@ class Health:
             checks.pop("nats", None)  # no attempt has been made yet
             checks.pop("cluster", None)
         if "recovery" in checks or "nats" in checks:
-            checks.pop("streams", None)  # a consequence of the condition that was just removed
+            checks.pop("streams", None)  # a consequence of these conditions
         for name, check in checks.items():
             yield Condition.of(name, check.detail, streams=check.streams)
         if self.is_serving and not self._has_checkpoints():

@@ -1,4 +1,5 @@
-"""Ensures that only one process at a time holds the name of a node, whichever directory it uses.
+"""Ensures that only one process at a time holds the name of a node, even if processes use different
+directories.
 
 The holder writes its identity into `live.<node>`. This entry expires if it is not renewed. Another
 process that wants the name waits until the entry expires, unless it can prove that the holder has

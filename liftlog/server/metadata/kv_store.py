@@ -244,8 +244,8 @@ class NatsKvMetaStore:
         """Write a key if it is at the sequence `expected`. Returns the new sequence. Raises
         CasLost, CasUnknown, StoreUnavailable.
 
-        While NATS changes its leader, the old and the new leader may both receive the write, and
-        the refusal of one leader may arrive before the ack of the other. Therefore:
+        While NATS changes its leader, the old and the new leader may both receive the write. The
+        refusal of one leader may arrive before the ack of the other. Therefore:
 
         - Each write has an id, by which JetStream recognises a repetition.
         - A refusal counts only if the server has a newer sequence than `expected`. This proves that

@@ -1,7 +1,7 @@
 """Adds existing streams to a cluster, with all their state.
 
-The streams belong to a daemon without a cluster that becomes the first node of a new cluster, or
-they were restored from a backup into the data directory of a node.
+There are two cases. A daemon without a cluster becomes the first node of a new cluster, and brings
+its streams. Or streams were restored from a backup into the data directory of a node.
 
 The streams get metadata records with this node as their only replica, and their logs become copies
 that other nodes can follow. No data are copied: offsets, incarnations and epochs stay, so readers,

@@ -164,8 +164,8 @@ class ClusterView:
         )
 
     def begins_to_lead(self, name: str) -> NotReady:
-        """Return the error for requests that arrive while this node, as the new leader of a stream,
-        has not determined the stream's high watermark yet."""
+        """Return the error for requests to a new leader. This node leads the stream, but has not
+        determined the stream's high watermark yet."""
         return NotReady(
             f"node {self._member.name} begins to lead stream {name}",
             hint="try again; `liftlog cluster status` shows whether enough replicas are there",

@@ -29,9 +29,9 @@ logger = logging.getLogger("liftlog.server.replication")
 def open_copy(data_dir: DataDir, record: StreamMetadata) -> tuple[Log, bool]:
     """Return the log of a stream's copy, and True if this call has created the log.
 
-    If the directory has a copy of an earlier stream of the same name, and the metadata show that
-    the earlier stream was deleted, removes the old copy. Raises Conflict if the metadata do not
-    show the deletion. Also raises StorageError, and the errors of opening a log.
+    The directory may have a copy of an earlier stream of the same name. If the metadata show that
+    the earlier stream was deleted, this copy is removed; otherwise raises Conflict. Also raises
+    StorageError, and the errors of opening a log.
     """
     name, settings = record.name, settings_of(record)
     config = log_config(settings, replicated=True)

@@ -37,8 +37,8 @@ _ROUNDS = 2
 """Number of attempts per stream during a stop. The first attempts may fail because a candidate has
 not been notified yet that it is in sync."""
 _COMING_SECONDS = 5.0
-"""Maximum time, in seconds, for which a stop waits for a stream that this node should lead
-according to the metadata, but does not lead yet."""
+"""Maximum time, in seconds, for which a stop waits for a stream that this node does not lead yet,
+but should lead according to the metadata."""
 
 
 class Leadership:

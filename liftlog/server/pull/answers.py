@@ -74,8 +74,8 @@ class Answers:
         self._queue.put(frame)
 
     def done(self, request_id: int) -> None:
-        """Answer that the request was carried out. All such answers of one turn of the loop are
-        sent with one system call, because many requests may be answered in the same turn."""
+        """Answer that the request was carried out. Many requests may be answered in the same turn
+        of the loop. One system call sends all these answers."""
         if not self.is_open:
             return
         if not self._done_frames:

@@ -373,8 +373,8 @@ class FetchQueue:
         return waiting.deadline is not None and self._loop.time() < waiting.deadline
 
     def _too_soon(self, waiting: WaitingFetch, stream: StreamHost, has_news: bool) -> bool:
-        """Return True if the answer should wait for the next round of the stream, because the
-        previous answer from the end of the stream was sent only a moment ago."""
+        """Return True if the previous answer from the end of the stream was sent only a moment ago.
+        The next answer should then wait for the next round of the stream."""
         now = time.monotonic()
         return (
             has_news

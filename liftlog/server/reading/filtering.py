@@ -5,8 +5,8 @@ The scan runs in a thread, examines a bounded amount of the log, and verifies ev
 uses. If it finds damage, the answer ends before the damage, and the next fetch is answered with
 CORRUPT_RANGE.
 
-The scan reads only the wanted records if a sketch has checksums of parts, or if a subject index
-gives the places of these records. In this case it finds no damage in other records.
+The scan reads only the wanted records if the sketch of a segment has checksums of parts, or if a
+subject index gives the places of these records. In this case it finds no damage in other records.
 """
 
 from __future__ import annotations
@@ -429,7 +429,7 @@ class _Scanner:
         return self._reach(header.next_offset)
 
     def _selected(self, chunk: Chunk, partial: PartialPiece | None) -> Columns:
-        """Return the matching records among those that were not examined yet."""
+        """Return the matching records that were not examined yet."""
         selection, low, records = self._scan.selection, *self._within(chunk.columns())
         wanted = selection.matching(records)
         projected = selection.project(records)

@@ -166,8 +166,8 @@ class TailGroup:
         self, view: ReadView, offset: int, max_bytes: int, max_records: int | None
     ) -> Tail | None:
         """Return the bytes that another consumer has just read for the same request; None if there
-        are no such bytes. The bytes must belong to the present state of the log, because compaction
-        may have removed records even if the high watermark is the same."""
+        are no such bytes. The bytes must belong to the present state of the log. Compaction may
+        have removed records even if the high watermark is the same."""
         if view is not self._kept_of:
             return None
         return self._kept.get((offset, max_bytes, max_records))

@@ -30,7 +30,7 @@ _SHORT_SECONDS, _LONG_SECONDS = 0.03, 0.1
 """If a window takes less than the first time (in seconds), the next window has twice its size. If
 it takes more than the second time, the next window has half its size."""
 _FAIR_PART = 0.25
-"""Factor for these two times while another principal waits for the thread."""
+"""Factor for `_SHORT_SECONDS` and `_LONG_SECONDS` while another principal waits for the thread."""
 
 
 class Damage(NamedTuple):

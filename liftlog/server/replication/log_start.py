@@ -11,9 +11,9 @@ from liftlog.settings import StreamSettings
 
 def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: int) -> None:
     """Make `offset` the log start, because the metadata or the leader require it. `offset` is at
-    most the high watermark. Because this node may become the leader, files that are needed to
-    recognise duplicates are kept until the dedupe window has passed, as on the leader. Blocking.
-    Raises StorageError, DiskFull."""
+    most the high watermark. As on the leader, files that are needed to recognise duplicates are
+    kept until the dedupe window has passed. This node may need them if it becomes the leader.
+    Blocking. Raises StorageError, DiskFull."""
     decision = plan_log_start(log, offset, settings, now_ns)
     if decision.delete_segments or offset > log.log_start_offset:
         log.structure.remove_before(

@@ -1,5 +1,5 @@
-"""Registers requests. For each kind of request, registers the operation of the ACL that it needs,
-the node that answers it, and the function that computes the answer (`handlers`).
+"""Registers requests. Each kind of request has an operation of the ACL that it needs, a node that
+answers it, and a function that computes the answer (`handlers`).
 
 No request bypasses the gate, because each request is registered with its operation. In a cluster,
 the node that receives a client's request checks the rights. If another node must answer, the first

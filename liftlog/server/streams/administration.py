@@ -179,8 +179,8 @@ class Administration:
 
     async def _decide(self, host: StreamHost, wanted: StreamSettings) -> RetentionDecision | None:
         """Return the decision about the records that exceed the limits. The decision includes
-        records that a lease or a jump of the clock keeps for now, because the user will not be
-        asked again when these records are deleted."""
+        records that a lease or a jump of the clock keeps for now. They are deleted later, and the
+        user will not be asked again."""
         now_ns = self._now_ns()
         return await asyncio.to_thread(
             decide_retention, host.log, wanted, now_ns, after_leases=True

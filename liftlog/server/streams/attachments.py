@@ -259,8 +259,8 @@ class PossibleLosses:
 
     A stream without replicas stores an event before it stores its next record. If the daemon
     crashes before that, the next start notes another event at the same offset, so nothing is lost.
-    Because of this delay, a start with thousands of streams, or a lost connection to NATS, writes
-    no file for streams that get no messages.
+    Because of this delay, streams that get no messages need no write, even if thousands of streams
+    start or lose the connection to NATS.
 
     For a stream without records, a start notes no event. So an event of such a stream is stored at
     once.

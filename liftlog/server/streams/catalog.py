@@ -93,8 +93,7 @@ class Catalog(Protocol):
         ...
 
     def describe_cluster(self, may_read: Callable[[str], bool]) -> ClusterInfo:
-        """Describe the nodes, and those streams that the caller may read; empty without a
-        cluster."""
+        """Describe the nodes, and the streams that the caller may read; empty without a cluster."""
         ...
 
     # --- the nodes that answer ---

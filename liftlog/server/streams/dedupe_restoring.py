@@ -122,9 +122,9 @@ def _recall_kept(log: Log, dedupe: DedupeWindow) -> Sequence[KeptId]:
 
 
 class _Ages:
-    """The ages of records. A record that arrived while this process had the log open has as its age
-    the time since its arrival, independently of the leader's clock. The age of any other record
-    follows from its timestamp."""
+    """The ages of records. If a record arrived while this process had the log open, its age is the
+    time since its arrival. This age is independent of the leader's clock. The age of any other
+    record follows from its timestamp."""
 
     def __init__(self, log: Log, window_ns: int, now_ns: int) -> None:
         self.latest_ns = now_ns + TOLERANCE_NS

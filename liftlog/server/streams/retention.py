@@ -2,7 +2,7 @@
 delay the deletion.
 
 A decision only reads, and can run at the same time as appends. The functions that change a log
-(`remove_decided`, `truncate_before`, `grant_lease`) run in an exclusive call, so that no lease is
+(`remove_decided`, `truncate_before`, `grant_lease`) run in an exclusive call. So no lease is
 granted between the check of the leases and the deletion.
 """
 

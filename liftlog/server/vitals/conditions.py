@@ -435,9 +435,9 @@ class Conditions:
         """Return the conditions, the worst first. If `may_read` is given, return only conditions
         that the viewer may see.
 
-        With many streams, collecting the conditions takes long, and any client may request them. If
-        a list took more than a millisecond of processor time, it is reused for a hundred times that
-        duration, but at most for a second.
+        With many streams, collecting the conditions takes long, and any client may request them. A
+        list that took more than a millisecond of processor time is reused. It is reused for a
+        hundred times that duration, but at most for a second.
         """
         for refresh in self._refreshers:
             await refresh()

@@ -30,8 +30,8 @@ viewer wants to see the first match soon."""
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The records that a viewer requests: those that match `selection`, have a time in [`since_ns`,
-    `until_ns`) and an offset of at least `above`.
+    """The records that a viewer requests. They match `selection`, have a time in [`since_ns`,
+    `until_ns`), and an offset of at least `above`.
 
     The list begins at `offset`. If `offset` is None, it begins with the newest of these records if
     `is_newest_first` is set, and with the oldest otherwise.

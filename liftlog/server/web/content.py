@@ -34,7 +34,7 @@ _PREVIEWED_BYTES = 8 * 1024
 
 _CONTROL = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}
 _CONTROL |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
-# Invisible characters, and those that change the writing direction.
+# Invisible characters, and characters that change the writing direction.
 _CONTROL |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F), 0xFFFD)
 _CONTROL |= dict.fromkeys((0x061C, 0x2028, 0x2029), 0xFFFD)
 # Surrogates, which JSON can write and UTF-8 cannot encode.

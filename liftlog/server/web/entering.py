@@ -148,7 +148,7 @@ async def read_form(request: web.Request) -> dict[str, str]:
 
 
 def check_form(sessions: Sessions, request: web.Request, form: dict[str, str], why: str) -> None:
-    """Raise Forbidden unless this daemon made the form, for this purpose and session."""
+    """Raise Forbidden unless this daemon created the form, for this purpose and session."""
     cookie = request.cookies.get(COOKIE)
     if not sessions.is_form_token(form.get("form_token", ""), cookie, why):
         raise Forbidden(

@@ -3,9 +3,9 @@ NATS.
 
 JetStream delivers a record to a client's inbox, but under the record's own subject. An ordinary
 NATS client cannot send such a message. A leaf node can: if the reply subject of a message is
-`$JS.ACK.<...>@<subject>`, the server uses the part after the `@` as the subject, as for messages
-between the servers of a cluster. The server also reports to a leaf node which subjects have
-subscribers. So a consumer can detect that its client is gone.
+`$JS.ACK.<...>@<subject>`, the server uses the part after the `@` as the subject. The servers of a
+cluster use the same form. The server also reports to a leaf node which subjects have subscribers.
+So a consumer can detect that its client is gone.
 """
 
 from __future__ import annotations

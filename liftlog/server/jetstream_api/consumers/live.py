@@ -1,9 +1,9 @@
 """Delivers new records to the consumers that wait at the end of one stream, in rounds.
 
 The stream's commit group starts a round when it has new records. The round serves the consumers one
-after the other, in a callback of the event loop, because a task for each consumer would take longer
-than the delivery. If the time for answers is used up, or publishers have precedence, a task
-completes the round in turns.
+after the other, in a callback of the event loop. A task for each consumer would take longer than
+the delivery. If the time for answers is used up, or publishers have precedence, a task completes
+the round in turns.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _ROW_BYTES = 64
 """Number of bytes that are counted for each record in addition to its own bytes. In memory, the
 objects of a record take ten times as many bytes."""
 IDLE_SECONDS = 10.0
-"""Records that no consumer has requested for this time are forgotten."""
+"""Records that no consumer has requested for this time (in seconds) are dropped."""
 _READ_BYTES = MAX_TAIL_BYTES
 MOST_BYTES = 2 * _READ_BYTES
 """Upper bound of the bytes that one call returns, including headers and other bytes around the

@@ -36,8 +36,8 @@ _NOTED_SHARE = 60_000
 few searches run at a time."""
 _MAX_WINDOWS_BYTES = 16 * 2**20
 """Maximum total size of all windows, in bytes. A client that does not answer can be two windows
-behind with each of its consumers. Even with the maximum number of consumers, these windows together
-are smaller than 64 MiB, the amount that NATS buffers for a client by default."""
+behind with each of its consumers. By default, NATS buffers 64 MiB for a client. Even with the
+maximum number of consumers, all windows together are smaller than that."""
 
 NO_LEAF = (
     "consumers deliver over a leaf node connection: set nats.leafnode to a server's leafnodes "

@@ -1,9 +1,9 @@
 """Keeps the offsets and sizes of a bucket's shown records in memory. An update reads only the
 records that have arrived since the previous update.
 
-These offsets and sizes are used for the counts in a bucket's description, for the revisions of a
-longer history, and for a limit of bytes. Compaction deletes superseded records only later. They
-must not count for the limit, because the bucket would then refuse new values.
+They are used for the counts in a bucket's description, for the revisions of a longer history, and
+for a limit of bytes. Compaction deletes superseded records only later. They must not count for the
+limit, because the bucket would then refuse new values.
 """
 
 from __future__ import annotations

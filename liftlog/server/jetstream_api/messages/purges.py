@@ -27,7 +27,7 @@ _TAIL_BYTES = 128 * 1024
 _MOST_TAILS = 4
 MOST_SUBJECTS = 200_000
 """Maximum number of purged subjects of one stream, at about 150 bytes each. If there are more, the
-subjects that were purged first are forgotten."""
+subjects that were purged first are dropped."""
 
 _Found = dict[bytes, int]
 Result = TypeVar("Result")

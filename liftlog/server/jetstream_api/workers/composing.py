@@ -182,8 +182,8 @@ class Composer:
     def heartbeat(self, state: ConsumerState, now_ns: int) -> bytes:
         """Return the heartbeat of a push consumer; empty if no heartbeat is due, or if the subject
         has no subscriber. The next heartbeat is due after the full interval. If the consumer waits
-        for an answer of flow control, the heartbeat names the request, because a new client may
-        have replaced the client that received the request."""
+        for an answer of flow control, the heartbeat repeats the name of the request: a new client
+        may have replaced the client that received it."""
         seconds = self.spec.heartbeat_seconds
         if not seconds or now_ns - self.pushed_ns < seconds * 1e9:
             return b""

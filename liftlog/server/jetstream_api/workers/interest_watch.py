@@ -12,8 +12,8 @@ from liftlog.server.jetstream_api.consumers.leaf import InterestChange
 _PAUSE_SECONDS = 0.02
 _PART_SECONDS = 0.01
 _MOST_EXAMINED, _MOST_WOKEN = 500, 20
-"""Maximum numbers of examined and of woken consumers in one part of a look. Examining a consumer
-takes 1 us, and the turn of a woken consumer takes 0.1 ms."""
+"""Maximum numbers of examined and of woken consumers in one part of a look (see `InterestWatch`).
+Examining a consumer takes 1 us, and the turn of a woken consumer takes 0.1 ms."""
 _MAX_EXPECTED = 4096
 _MAX_HEADS = 256
 

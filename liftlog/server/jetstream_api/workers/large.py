@@ -2,9 +2,9 @@
 
 Only workers on the pull socket can get them. If such workers use a consumer, a large record waits
 for one of them, and pulls over NATS wait behind the record. If no worker on the pull socket asks
-for messages within the ack wait, the record counts as delivered, so that the workers over NATS get
-the next records. The record then falls due repeatedly, like a message that no worker acks. A worker
-on the pull socket can still get it, and after `max_deliver` deliveries it is exhausted. If only
+for messages within the ack wait, the record counts as delivered. The workers over NATS then get the
+next records. The record then falls due repeatedly, like a message that no worker acks. A worker on
+the pull socket can still get it, and after `max_deliver` deliveries it is exhausted. If only
 clients of NATS use the consumer, large records are left out.
 """
 

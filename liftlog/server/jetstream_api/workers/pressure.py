@@ -51,8 +51,8 @@ class Pressure:
 
     def read_ended(self, spent_seconds: float) -> None:
         """Stop reading if the buffers are full. While publishers are active, also pause for as long
-        as the acks and pulls of this turn took, because the acks to publishers need several turns
-        of the event loop."""
+        as the acks and pulls of this turn took. The acks to publishers need several turns of the
+        event loop."""
         if self._relieving is not None:
             return
         is_full = self._load() >= 1

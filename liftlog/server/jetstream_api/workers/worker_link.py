@@ -1,8 +1,8 @@
 """The connection on which acks and pulls of workers arrive.
 
-It is separate from the other connections to NATS, so that messages for streams do not wait behind
-acks, and acks do not wait behind requests. The node that leads a stream subscribes to two subjects
-for all consumers of the stream:
+It is separate from the other connections to NATS. So messages for streams do not wait behind acks,
+and acks do not wait behind requests. The node that leads a stream subscribes to two subjects for
+all consumers of the stream:
 
     $JS.ACK.<stream>.>                          acks
     $JS.API.CONSUMER.MSG.NEXT.<stream>.*        pulls
@@ -232,7 +232,7 @@ class WorkerLink:
         return 0.0 if led is None else led.subscribed_at
 
     async def confirm(self, stream: str) -> None:
-        """Wait until NATS has confirmed the subscriptions for a stream that is led (`lead`).
+        """Wait until NATS has confirmed the subscriptions that `lead` has requested for a stream.
 
         Raises NatsRefused, and NatsUnavailable without a connection; the link repeats the
         subscriptions until NATS takes them.
