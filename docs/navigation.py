@@ -1,5 +1,5 @@
-"""MkDocs hook: the site's menu follows index.md, and a page that is not in it stands at the end.
-Decisions are folded below the explanations, and the search shows guides first."""
+"""MkDocs hook: makes the site's menu from index.md. A page that index.md does not name comes last.
+Decisions are in a collapsed part below the explanations, and the search shows guides first."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **rest: Any) -> str:
-    """How much a page counts in the search, which Material reads from its metadata."""
+    """Set the weight of a page in the search, which Material reads from the metadata of the
+    page."""
     folder = page.file.src_uri.partition("/")[0]
     page.meta.setdefault("search", {}).setdefault("boost", BOOSTS.get(folder, 1))
     return markdown
 
 
 def entries(part: str, pages: list[str]) -> list[Any]:
-    """The pages of a part, below the headings that index.md puts them under."""
+    """Return the pages of a part, below their headings in index.md."""
     menu: list[Any] = []
     group = menu
     left = list(pages)

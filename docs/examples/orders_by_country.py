@@ -1,9 +1,10 @@
-"""Orders per country as a batch, and all of them into a lake as a stream. For spark-submit.
+"""Counts orders per country in a batch query, and appends all orders to a lake in a streaming
+query. For spark-submit.
 
     spark-submit orders_by_country.py SERVER LAKE [TOKEN_FILE]
 
-The script does not say where it runs: the same file works on one machine, on a standalone cluster,
-on YARN and on Kubernetes.
+The script does not depend on the place where it runs: it works on one machine, on a standalone
+cluster, on YARN and on Kubernetes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 
 def by_country(spark: SparkSession, source: dict[str, str]) -> DataFrame:
-    """The messages published on orders.<country>.new, read by all executors in parallel."""
+    """Count the messages on orders.<country>.new by country. All executors read in parallel."""
     orders = (
         spark.read.format("liftlog")
         .options(**source)
@@ -37,7 +38,8 @@ def by_country(spark: SparkSession, source: dict[str, str]) -> DataFrame:
 
 
 def append_new(spark: SparkSession, source: dict[str, str], lake: str) -> None:
-    """Append records since the last run, each once: the checkpoint stores how far that run got."""
+    """Append the records since the last run, each once. The checkpoint stores the end of the last
+    run."""
     query = (
         spark.readStream.format("liftlog")
         .options(**source)

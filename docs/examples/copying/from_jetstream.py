@@ -1,10 +1,10 @@
-"""The messages of a JetStream stream as JSON lines, for into_liftlog.py.
+"""Prints the messages of a JetStream stream as JSON lines, for into_liftlog.py.
 
     python from_jetstream.py ORDERS --from 1
 
-With --key-from-subject the subject becomes the key, for streams that keep the newest message of
-each subject (buckets of a key-value store among them); deleted keys become tombstones. With
---strip '$KV.' that prefix is removed from subjects that have it.
+With --key-from-subject the subject becomes the key, and deleted keys become tombstones. Use this
+option for streams that keep the newest message of each subject, such as buckets of a key-value
+store. With --strip '$KV.' this prefix is removed from subjects.
 
 nats-py has one value for each header name, as text: `liftlog import jetstream` copies all of them.
 """

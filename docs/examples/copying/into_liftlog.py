@@ -1,4 +1,5 @@
-"""Copies messages from elsewhere into a stream: JSON lines on standard input, in their order.
+"""Copies messages into a stream. It reads the messages as JSON lines from standard input, and keeps
+their order.
 
     python from_jetstream.py ORDERS --from "$(python into_liftlog.py orders --next)" |
         python into_liftlog.py orders
@@ -7,10 +8,10 @@ A line is one message: `sequence` (its number at the source), `subject`, `value`
 tombstone), and, if present, `key` (base64), `headers` (a mapping; a value may be a list), `id` and
 `time` (text).
 
-Every record gets the headers Copied-Sequence, Copied-Id and Copied-Time. With the first of
-them an interrupted copy continues where it stopped. Each message names the one that it follows, so
-nothing is stored twice or in another order; if another client publishes meanwhile, no further
-message is stored.
+Every record gets the headers Copied-Sequence, Copied-Id and Copied-Time. Copied-Sequence lets an
+interrupted copy continue where it stopped. Each message names its predecessor, so no message is
+stored twice or in another order. If another client publishes during the copy, no further message is
+stored.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from liftlog.client.publisher import Publisher
 from liftlog.errors import LiftlogError
 
 SEQUENCE = "Copied-Sequence"
-# Control headers took effect at the source; here they would take effect again.
+# Control headers took effect at the source, and would take effect again here.
 NOT_COPIED = ("nats-", "liftlog-")
 UNDER_WAY = 1000
 
 
 async def last_copied(client: Client, info: StreamInfo) -> int:
-    """The number of the newest copied message; 0 if there is none."""
+    """Return the number of the newest copied message; 0 if there is none."""
     if info.high_watermark == info.log_start_offset:
         return 0
     async for record in client.read(info.name, start=info.high_watermark - 1, until="end"):
@@ -53,7 +54,8 @@ def id_of(sequence: int) -> str:
 
 
 def arguments_of(line: dict[str, Any], before: int) -> dict[str, Any]:
-    """One line as arguments of `Publisher.submit`, to be stored right after the copy `before`."""
+    """Return one line as arguments of `Publisher.submit`, for a message that directly follows the
+    copy `before`."""
     headers = {
         name: value
         for name, value in (line.get("headers") or {}).items()
@@ -75,7 +77,7 @@ def arguments_of(line: dict[str, Any], before: int) -> dict[str, Any]:
 
 
 async def copy(publisher: Publisher, copied: int) -> tuple[int, int]:
-    """The number of copied messages, and the number of the last one."""
+    """Copy the messages. Returns the number of copied messages, and the number of the last one."""
     under_way: deque[asyncio.Future[Any]] = deque()
     count = 0
     rest = b""

@@ -1,4 +1,4 @@
-"""`python -m orders_into_a_lake`, in docs/examples: its options, and its end."""
+"""`python -m orders_into_a_lake`, in docs/examples: its options and its exit code."""
 
 from __future__ import annotations
 

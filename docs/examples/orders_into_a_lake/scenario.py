@@ -82,8 +82,9 @@ def run_demo(
 
 
 class _Demo:
-    """Everything runs in one thread, even blocking work: Spark finds its session, and the sinks
-    registered with it, by the calling thread; and nothing else has to run meanwhile."""
+    """The demo. Everything runs in one thread, even blocking work, because nothing else has to run
+    at the same time. Spark finds its session, and the sinks registered with it, by the calling
+    thread."""
 
     def __init__(
         self,
@@ -333,7 +334,7 @@ async def publish(nc: NatsClient, changes: Sequence[Change], last_offset: int) -
 
 def _interrupt_at_once() -> None:
     """Let signals interrupt blocking calls from now on."""
-    logging.getLogger().addHandler(logging.NullHandler())  # otherwise py4j logs where it happened
+    logging.getLogger().addHandler(logging.NullHandler())  # otherwise py4j logs a traceback
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

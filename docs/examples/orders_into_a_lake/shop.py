@@ -82,7 +82,7 @@ def changes(orders: int, *, seed: int = 7) -> list[Change]:
 
 
 def split_at(found: Iterable[Change], day: date) -> tuple[list[Change], list[Change]]:
-    """Return the changes published before `day`, and those published from then on."""
+    """Return the changes published before `day`, and the changes published from `day` on."""
     border = _midnight(day)
     parts: tuple[list[Change], list[Change]] = ([], [])
     for change in found:
@@ -91,7 +91,8 @@ def split_at(found: Iterable[Change], day: date) -> tuple[list[Change], list[Cha
 
 
 def books(found: Iterable[Change]) -> dict[str, Order]:
-    """Return the shop's books after these changes, by order number. Cancelled orders are gone."""
+    """Return the shop's books after these changes, by order number. They contain no cancelled
+    orders."""
     known: dict[str, Order] = {}
     for change in found:
         if change.order.state == CANCELLED:
@@ -115,7 +116,8 @@ def _placed(orders: int, chance: random.Random) -> Iterator[Order]:
 
 
 def _life(order: Order, chance: random.Random) -> Iterator[Change]:
-    """Yield the changes of an order from its placing on: mostly paid, shipped, delivered."""
+    """Yield the changes of an order after it was placed. Most orders are paid, shipped and
+    delivered."""
     moment = order.placed_at
     yield Change(moment, order)
     at_once = chance.random() < 0.85

@@ -13,11 +13,11 @@ import java.util.stream.StreamSupport;
 import org.junit.jupiter.api.DynamicTest;
 
 /**
- * The golden files of the storage format. The tests in Python write and read the same ones:
+ * The golden files of the storage format. The tests in Python use the same files:
  * tests/support/disks/golden_log.py and golden_reads.py.
  */
 public final class Golden {
-    /** Where the streams are in a {@link MemoryFiles}. */
+    /** The directory of the streams in a {@link MemoryFiles}. */
     public static final String DIRECTORY = "/logs/orders";
 
     private static final Path ROOT = Path.of(System.getProperty("golden"));
@@ -30,7 +30,7 @@ public final class Golden {
         return read(() -> new ObjectMapper().readTree(ROOT.resolve(name + ".json").toFile()));
     }
 
-    /** A test for each case of a file, by its name. */
+    /** Returns a test for each case of a file, with the name of the case. */
     public static Stream<DynamicTest> cases(String name, Check<JsonNode> check) {
         return StreamSupport.stream(json(name).spliterator(), false).map(one -> {
             String title = (one.has("name") ? one.get("name") : one.get("codec")).asText();
@@ -38,7 +38,7 @@ public final class Golden {
         });
     }
 
-    /** The bytes that are written as {@code {"hex": ...}}; null for null. */
+    /** Returns the bytes that are written as {@code {"hex": ...}}; null for null. */
     public static byte[] bytes(JsonNode of) {
         return of == null || of.isNull() ? null : HexFormat.of().parseHex(of.get("hex").asText());
     }
@@ -48,8 +48,8 @@ public final class Golden {
     }
 
     /**
-     * The files of a stream below {@link #DIRECTORY}. Of those that are older forms of {@code
-     * data}, only the files that differ are there.
+     * Returns the files of a stream below {@link #DIRECTORY}. For older forms of {@code data}, it
+     * has only the files that differ from it.
      */
     public static MemoryFiles stream(String over) {
         MemoryFiles files = new MemoryFiles();

@@ -8,7 +8,7 @@ import java.util.Set;
 import java.util.TreeMap;
 import liftlog.files.FileStore;
 
-/** Files in memory that count the bytes which are read, and of which pages can be unreadable. */
+/** Files in memory. They count the bytes that are read, and can have unreadable pages. */
 public final class MemoryFiles implements FileStore {
     private static final int PAGE = 4096;
 
@@ -29,13 +29,13 @@ public final class MemoryFiles implements FileStore {
         files.remove(path);
     }
 
-    /** A page of a file from now on cannot be read; the error has these words. */
+    /** Makes a page of a file unreadable from now on. The error has this text. */
     public void breakPage(String path, long page, String words) {
         unreadable.computeIfAbsent(path, one -> new HashSet<>()).add(page);
         this.words = words;
     }
 
-    /** How many bytes of a file were read. */
+    /** Returns the number of bytes of a file that were read. */
     public long bytesRead(String path) {
         return read.getOrDefault(path, 0L);
     }
@@ -75,7 +75,7 @@ public final class MemoryFiles implements FileStore {
 
         @Override
         public int bestRead() {
-            return 16 << 10; // less than a segment: the window moves
+            return 16 << 10; // less than a segment, so that the window moves
         }
 
         @Override

@@ -22,9 +22,12 @@ import liftlog.scan.Losses;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.TestFactory;
 
-/** The damaged streams of tests/golden/records/damage.json: as Python reports, so does this. */
+/**
+ * Reads the damaged streams of tests/golden/records/damage.json. The errors are the same as in
+ * Python.
+ */
 class DamageTest {
-    /** Files of checkpoints are read by other words there. */
+    /** Errors whose text differs from Python, because checkpoint files are read by other code. */
     private static final Set<String> OTHER_WORDS = Set.of("CORRUPT_METADATA", "NEWER_FORMAT");
 
     private static MemoryFiles damaged(JsonNode one) {
@@ -67,7 +70,7 @@ class DamageTest {
             }
             Failure error = assertThrows(Failure.class,
                     () -> new Read(files).losses(new Losses("orders", true)).rows());
-            if (!one.get("lost").isNull()) { // otherwise perhaps another loss comes first
+            if (!one.get("lost").isNull()) { // otherwise another loss may come first
                 check(one.get("error"), error);
             }
         });
@@ -98,8 +101,8 @@ class DamageTest {
     }
 
     /**
-     * A read of few records or columns reads less, so some damage stays unseen. It shows no wrong
-     * value, and no good batch is missing.
+     * A read of few records or columns reads fewer bytes, so it does not find all damage. It shows
+     * no wrong value, and no good batch is missing.
      */
     @TestFactory
     Stream<DynamicTest> readsOfFewRecordsOrColumns() {

@@ -14,7 +14,7 @@ import liftlog.MemoryFiles;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 
-/** Reads below those of segments: pages, the window, and files of this host. */
+/** Reads of pages, of the window, and of files of this host. */
 class DiskTest {
     private static final int PAGE = 4096;
 

@@ -55,7 +55,10 @@ class ErasedTest {
         assertTrue(left.stream().noneMatch(one -> BORDER - 4 <= one && one < BORDER + 6));
     }
 
-    /** Nobody knows what is erased there, so failOnDataLoss=false shows nothing, either. */
+    /**
+     * It is unknown which records of the range are erased, so failOnDataLoss=false shows no record
+     * of it either.
+     */
     @ParameterizedTest
     @ValueSource(booleans = {true, false})
     void aRangeOfWhichNothingIsKnown(boolean fail) {
@@ -100,7 +103,9 @@ class ErasedTest {
         assertEquals(Failure.STORAGE_ERROR, error.name());
     }
 
-    /** A daemon writes the manifest, and then removes the files that it no longer lists. */
+    /**
+     * A daemon writes the manifest, and then removes the files that the manifest no longer lists.
+     */
     @Test
     void filesThatADaemonReplacesMeanwhile() {
         MemoryFiles files = Golden.stream("erased");
@@ -129,7 +134,7 @@ class ErasedTest {
         assertEquals(Streams.left("sketched"), new Read(store).rows());
     }
 
-    /** As the metrics of a task count them. */
+    /** The number that the metrics of a task contain. */
     @ParameterizedTest
     @ValueSource(strings = {"sketched", "erased", "far"})
     void recordsThatAreCounted(String stream) {
@@ -150,7 +155,7 @@ class ErasedTest {
                 count);
     }
 
-    /** Loads the classes of this connector again, and none of Roaring. */
+    /** Loads the classes of this connector again, without Roaring. */
     private static final class WithoutRoaring extends ClassLoader {
         WithoutRoaring() {
             super(ErasedTest.class.getClassLoader());

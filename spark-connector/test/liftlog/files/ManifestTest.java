@@ -18,7 +18,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 class ManifestTest {
-    /** The older ones hold the same, as far as their versions wrote it. */
+    /** The older manifests have the same content, as far as their versions wrote it. */
     @ParameterizedTest
     @CsvSource({"data,data", "older,data", "single,data", "unnamed,data", "sketched,sketched",
         "erased,erased", "far,far"})
@@ -82,7 +82,7 @@ class ManifestTest {
         assertEquals(List.of(), found.files(345, 400));
     }
 
-    /** The files beside a segment name it by that. */
+    /** The files beside a segment identify the segment by this checksum. */
     @Test
     void theNameOfASegmentInItsSketch() {
         MemoryFiles files = Golden.stream("sketched");

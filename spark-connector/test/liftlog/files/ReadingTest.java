@@ -26,7 +26,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** Rows of the golden streams, by all ways of reading. */
+/** Rows of the golden streams, read in all ways. */
 class ReadingTest {
     private static final String RARE = "orders.rare";
     private static final String LOG = Golden.DIRECTORY + "/00000000000000000061.log";
@@ -71,7 +71,7 @@ class ReadingTest {
             return isIn;
         });
         assertEquals(expected, new Read(files).pieces(borders).rows());
-        // Between the pieces there are none on the subject.
+        // There are no records on the subject between the pieces.
         for (String without : new String[] {"", SUBJECTS, SKETCH}) {
             files.remove(without);
             Read read = new Read(files).ofSubject(RARE).pieces(5, 9, 61, 69, 100, 130, 344, 345);
@@ -101,7 +101,7 @@ class ReadingTest {
         }
     }
 
-    /** The files beside a segment are there to read less of it. */
+    /** The files beside a segment save reads of the segment. */
     @Test
     void onlyWhatIsNeededIsRead() {
         long whole = Golden.stream("sketched").get(LOG).length;
@@ -157,7 +157,7 @@ class ReadingTest {
                 .mapToLong(Extent::sizeBytes).sum());
     }
 
-    /** Such a page counts as zeros: what it held is lost, and no more. */
+    /** Such a page counts as zeros: its records are lost, and no others. */
     @Test
     void aPageThatTheDiskDoesNotGive() throws IOException {
         for (long page = 0; page < 21; page++) {
@@ -197,7 +197,7 @@ class ReadingTest {
                 + " (set failOnDataLoss=false to continue without them)", error.getMessage());
     }
 
-    /** Retention goes on while a read is planned: what it removed is no damage. */
+    /** Retention may remove records while a read is planned. This is no damage. */
     @Test
     void recordsThatRetentionRemoved() {
         Losses losses = new Losses("orders", false);

@@ -50,7 +50,7 @@ class SegmentIndexTest {
         }
     }
 
-    /** Each holds from its offset on up to that of the next one. */
+    /** Each entry is found from its offset up to the offset of the next entry. */
     private static void checkFloors(
             SegmentIndex index, JsonNode floors, Manifest.Segment segment) {
         for (int i = 0; i < floors.size(); i++) {
@@ -62,7 +62,7 @@ class SegmentIndexTest {
         }
     }
 
-    /** Of version 1, which named no segment; of another segment; and of another log. */
+    /** An index of version 1, which names no segment; of another segment; and of another log. */
     @Test
     void whatNamesAnotherSegmentCountsAsMissing() throws IOException {
         MemoryFiles files = Golden.stream("data");
@@ -84,7 +84,10 @@ class SegmentIndexTest {
         assertEquals(2, count(files, first, manifest.incarnation()));
     }
 
-    /** The segment was cut since, so only entries before its end count; if it grew, none does. */
+    /**
+     * The segment was truncated later, so only entries before its end count. If it has grown, no
+     * entry counts.
+     */
     @Test
     void theSegmentHasAnotherSize() throws IOException {
         MemoryFiles files = Golden.stream("data");

@@ -99,7 +99,9 @@ class SketchTest {
         }
     }
 
-    /** Of a batch with a head, only that and few values count: as many bytes are read at once. */
+    /**
+     * If a batch has a head, only the head and a few values count, because they are read together.
+     */
     @Test
     void sizesOfWhatIsReadInParts() {
         Manifest.Segment segment = manifest.committed().get(1);
@@ -124,7 +126,10 @@ class SketchTest {
         assertEquals(parts.size(), part);
     }
 
-    /** Filters are not read for parts, nor the checksums of values for blocks. */
+    /**
+     * A read of parts does not read the filters, and a read of blocks does not read the checksums
+     * of values.
+     */
     @Test
     void everyByteIsCovered() {
         Manifest.Segment segment = manifest.committed().get(1);
@@ -141,7 +146,7 @@ class SketchTest {
             boolean isFilter = filters <= at && at < checks || 32 <= at && at < 36;
             boolean isCheck = checks <= at || 40 <= at && at < 44;
             String which = "byte " + at;
-            boolean isHead = at < 48; // which has a checksum of its own, with the entries
+            boolean isHead = at < 48; // which has its own checksum, with the entries
             assertEquals(isCheck && !isHead,
                     Sketch.read(files, Golden.DIRECTORY, segment, manifest) != null, which);
             BatchParts heads = Sketch.parts(files, Golden.DIRECTORY, segment, manifest, false);

@@ -21,12 +21,12 @@ import liftlog.scan.Rows;
 import liftlog.scan.ScanOptions;
 import liftlog.scan.ScanRange;
 
-/** The golden streams, as streams.json says what they hold, and as this connector reads them. */
+/** The golden streams: their content according to streams.json, and as this connector reads it. */
 final class Streams {
     static final Set<String> ALL = Set.of(Columns.OFFSET, Columns.TIMESTAMP, Columns.SUBJECT,
             Columns.KEY, Columns.HEADERS, Columns.VALUE);
 
-    /** Of a record, what the columns show that were read; of a value its size and its CRC-32C. */
+    /** The columns of a record that were read. For a value, its size and its CRC-32C. */
     record Row(long offset, long timestampNs, String subject, String key, String headers,
             Integer size, Integer check) {
         Row with(Set<String> columns) {
@@ -46,7 +46,9 @@ final class Streams {
         return Golden.json("streams").get(name);
     }
 
-    /** The records as they were written, also those that a manifest lists as damaged. */
+    /**
+     * Returns the records as they were written, including those that a manifest lists as damaged.
+     */
     static List<Row> written(String name) {
         List<Row> found = new ArrayList<>();
         for (JsonNode one : described(name).get("records")) {
@@ -58,7 +60,7 @@ final class Streams {
         return found;
     }
 
-    /** Those that retention, erasures and known damage have left. */
+    /** Returns the records that remain after retention, erasures and known damage. */
     static List<Row> left(String name) {
         JsonNode manifest = described(name).get("manifest");
         return written(name).stream()
@@ -68,7 +70,10 @@ final class Streams {
                 .toList();
     }
 
-    /** Whether an offset is in one of these ranges, whose first two items are its borders. */
+    /**
+     * Returns true if an offset is in one of these ranges. The first two items of a range are its
+     * borders.
+     */
     static boolean isIn(long offset, JsonNode ranges) {
         for (JsonNode one : ranges) {
             if (one.get(0).asLong() <= offset && offset < one.get(1).asLong()) {
@@ -78,7 +83,7 @@ final class Streams {
         return false;
     }
 
-    /** How many offsets are in these ranges. */
+    /** Returns the number of offsets in these ranges. */
     static long count(JsonNode ranges) {
         long count = 0;
         for (JsonNode one : ranges) {
@@ -91,7 +96,7 @@ final class Streams {
         return manifest.segments().stream().filter(one -> one.file().equals(file)).findAny().get();
     }
 
-    /** A read of a stream's files. */
+    /** A read of the files of a stream. */
     static final class Read {
         private final FileStore store;
         private Narrowing wanted = Narrowing.NONE;
@@ -118,7 +123,7 @@ final class Streams {
             return this;
         }
 
-        /** Only these pieces, each from an offset to another. */
+        /** Reads only these pieces, each between two offsets. */
         Read pieces(long... borders) {
             pieces = new ArrayList<>();
             for (int i = 0; i < borders.length; i += 2) {
@@ -131,7 +136,7 @@ final class Streams {
             return new FileTransport(store, Golden.DIRECTORY, "orders", wanted);
         }
 
-        /** The rows, as tasks of Spark read them. Throws Failure. */
+        /** Returns the rows as tasks of Spark read them. Throws Failure. */
         List<Row> rows() {
             FileTransport transport = transport();
             var state = transport.state();

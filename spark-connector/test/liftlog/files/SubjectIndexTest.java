@@ -55,7 +55,7 @@ class SubjectIndexTest {
                     run.get(0).asLong(), run.get(1).asLong(), run.get(2).asLong())));
             assertEquals(expected, found);
         }
-        assertEquals(284, records); // all that the segment has
+        assertEquals(284, records); // all records of the segment
         for (String none : List.of("", "orders", "orders.e", "orders.euX", "zebra")) {
             SubjectIndex.Runs runs = index.runsOf(none.getBytes(StandardCharsets.UTF_8));
             assertEquals(runs.first(), runs.end());
@@ -112,7 +112,7 @@ class SubjectIndexTest {
         assertNotNull(read(segment));
     }
 
-    /** Its checksum is right, and its entries contradict each other. */
+    /** The checksum is right, but the entries contradict each other. */
     @Test
     void aWriterThatWasWrong() throws IOException {
         byte[] good = files.get(path);

@@ -29,7 +29,7 @@ class BytesTest {
         assertThrows(IndexOutOfBoundsException.class, () -> Bytes.i64(bytes, -1));
     }
 
-    /** The check value of CRC-32C, which every catalogue of checksums has. */
+    /** The usual check value of CRC-32C. */
     @Test
     void theChecksumIsCastagnolis() {
         byte[] text = "..123456789".getBytes(StandardCharsets.US_ASCII);

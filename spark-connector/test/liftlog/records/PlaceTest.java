@@ -7,7 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.util.List;
 import org.junit.jupiter.api.Test;
 
-/** Batches tile the offsets, and leader epochs never decrease. */
+/** Batches cover the offsets without gaps, and leader epochs never decrease. */
 class PlaceTest {
     private final Epochs epochs = new Epochs(List.of(new long[] {1, 10}, new long[] {4, 20}));
 

@@ -63,7 +63,7 @@ class RecordBatchTest {
             if (given.has("headers")) {
                 assertEquals(items(given.get("headers")), found.headers);
             }
-            // Bytes that are not UTF-8 are stored as \xff, and a backslash then as \x5c.
+            // In a subject that is not UTF-8, a byte is stored as \xff, and a backslash as \x5c.
             Function<String, String> stored = hex -> hex.equals("78ff5c") ? "785c7866665c783563"
                     : hex.equals("ff") ? "5c786666" : hex;
             assertEquals(items(given.get("subjects")).stream().map(stored).toList(),
@@ -97,7 +97,7 @@ class RecordBatchTest {
         });
     }
 
-    /** Behind others, and before others, a batch is the same. */
+    /** A batch is read in the same way before and after other batches. */
     @TestFactory
     Stream<DynamicTest> aBatchAmongOthers() {
         return Golden.cases("batches", one -> {
@@ -156,7 +156,7 @@ class RecordBatchTest {
         });
     }
 
-    /** Without the bytes of the values, all else can be read. */
+    /** All columns except the values can be read without the bytes of the values. */
     @TestFactory
     Stream<DynamicTest> heads() {
         return Golden.cases("batches", one -> {
@@ -194,7 +194,9 @@ class RecordBatchTest {
         });
     }
 
-    /** The space for columns is used again; a smaller batch after a larger one shows none of it. */
+    /**
+     * The memory for columns is reused. A smaller batch after a larger one must show nothing of it.
+     */
     @Test
     void oneObjectShowsManyBatches() throws CorruptBatch {
         try (RecordBatch batch = new RecordBatch()) {
@@ -217,7 +219,7 @@ class RecordBatchTest {
             String name = error instanceof Failure failure ? failure.name() : Failure.CORRUPT_BATCH;
             assertTrue(error instanceof CorruptBatch || error instanceof Failure, error::toString);
             assertEquals(one.get("error").asText(), name);
-            // Of columns that contradict each other, each reader finds another contradiction first.
+            // If columns contradict each other, each reader may find another contradiction first.
             boolean isContradiction =
                     error instanceof Failure failure && failure.is(Failure.CORRUPT_BATCH);
             String words = error instanceof Failure failure ? failure.reason() : error.getMessage();

@@ -14,7 +14,7 @@ final class Shown {
     final List<String> headers = new ArrayList<>();
     final List<String> values = new ArrayList<>();
 
-    /** Throws CorruptBatch or Failure as a reader does that uses all columns. */
+    /** Throws CorruptBatch or Failure, like a reader that uses all columns. */
     static Shown of(byte[] stored) throws CorruptBatch {
         BatchHeader header = BatchHeader.parse(stored, 0, stored.length);
         header.checkBody(stored, 0, stored.length);
