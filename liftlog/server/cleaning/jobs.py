@@ -317,7 +317,7 @@ def _discard(log: Log, names: Sequence[str]) -> None:
     listed = {segment.path.name for segment in log.segments}
     try:
         log.structure.discard_files([name for name in names if name not in listed])
-    except (LiftlogError, ValueError) as error:  # ValueError: the log has the file
+    except (LiftlogError, ValueError) as error:  # ValueError: a file is in the log
         logger.warning("files-not-discarded stream=%s error=%s", log.name, error)
 
 

@@ -193,7 +193,7 @@ def peer_of(request: web.Request) -> str:
 
 
 def _without_port(host: str) -> str:
-    if host.endswith("]"):  # the rest is an IPv6 address
+    if host.endswith("]"):  # an IPv6 address without a port
         return host
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdecimal() else host

@@ -198,7 +198,7 @@ class Replica:
         """Take the role in the record once. Returns True if the stream has left this node."""
         if self._goes_over_to is not None:
             stored, self._goes_over_to = self._goes_over_to, None
-            self.wake()  # after this wait, apply the record again, whatever the result is
+            self.wake()  # then apply the record again, whatever the result is
             await self.role.end()
             await self.copy.go_over(stored)
             return False
@@ -224,7 +224,7 @@ class Replica:
         elif isinstance(wanted, Lead):
             await self.role.lead(record, wanted.epoch)
         elif isinstance(wanted, Follow) and await self._may_drop_copy(record):
-            self.wake()  # after this wait, apply the record again, whatever the result is
+            self.wake()  # then apply the record again, whatever the result is
             await self.role.end()
             await self.copy.drop(record)
             return False

@@ -171,7 +171,7 @@ class AckedConsumers:
         await shared.until_written()
         await shared.outbox.close()
         shared.interest.close()
-        shared.journal.set_owner(lambda key: None)  # the broker closes the host
+        shared.journal.set_owner(lambda key: None)  # the broker closes the journal
         shared.journal.on_progress = lambda: None
         self._shared = None
 
