@@ -266,9 +266,9 @@ def who(operation: Any, stream: str, file: Path | None, config: Path | None) -> 
 def hash_token_command(principal: str | None, algorithm: Any, from_stdin: bool) -> None:
     """Create a new secret and its hash for the ACL file.
 
-    The token for the clients of PRINCIPAL is PRINCIPAL.SECRET. The command shows it only once and
-    does not store it. It does not accept secrets on the command line, where other users could see
-    them.
+    The token for the clients of PRINCIPAL is PRINCIPAL.SECRET. The command shows the token only
+    once, and does not store it. It does not accept secrets on the command line, because other users
+    could see them there.
 
     \b
     Examples:

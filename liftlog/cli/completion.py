@@ -22,7 +22,7 @@ _VARIABLE = "_LIFTLOG_COMPLETE"
 def completion(context: click.Context, shell: str) -> None:
     """Print the completion script for SHELL.
 
-    The script completes commands, options, and the names of streams and consumers. It gets the
+    The script completes commands, options, and the names of streams and consumers. It requests the
     names from the daemon at LIFTLOG_SERVER. If the daemon does not answer within a second, it
     offers no names.
 

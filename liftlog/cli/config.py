@@ -83,7 +83,7 @@ def init(file: Path | None) -> None:
 @output_option
 @debug_option
 def check(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
-    """Check file, environment and --set like `liftlog serve`.
+    """Check file, environment and --set, as `liftlog serve` does.
 
     The check includes the ACL file and the certificate that the settings name. The command reports
     all errors at once, each with its path and its source. If there are errors, the exit code is 3.

@@ -60,9 +60,9 @@ _HIDDEN = "(hidden)"
 def context_commands() -> None:
     """Manage names for daemons, with an address and a login.
 
-    Commands use the context that --context or LIFTLOG_CONTEXT names, or else the context that you
-    have chosen with `use`. --server overrides every context. LIFTLOG_SERVER overrides every context
-    except one that --context names. The contexts are stored in ~/.config/liftlog/contexts.json,
+    Commands use the context of --context or LIFTLOG_CONTEXT, or otherwise the context that you have
+    chosen with `use`. --server overrides every context. LIFTLOG_SERVER overrides every context
+    except the context of --context. The contexts are stored in ~/.config/liftlog/contexts.json,
     which only you can read.
     """
 

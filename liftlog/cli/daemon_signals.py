@@ -58,13 +58,13 @@ def _timeout(what: str) -> Callable[[Decorated], Decorated]:
 def reload(
     config: Path | None, overrides: tuple[str, ...], data_dir: Path | None, timeout: float
 ) -> ExitCode:
-    """Let the daemon on this machine read its files again.
+    """Make the daemon on this machine read its files again.
 
-    The command sends SIGHUP to the daemon, which then reads its ACL, certificates and NATS logins
-    again. The command waits for the result. If a file is bad, its previous content stays in use,
-    and the exit code is 3. The command prints the settings that have changed but take effect only
-    after a restart. The exit code is 11 if there is no result within --timeout. A daemon that is
-    starting reloads when it is ready.
+    The command sends SIGHUP to the daemon. The daemon then reads its ACL, certificates and NATS
+    logins again. The command waits for the result. If a file is invalid, the daemon continues to
+    use its previous content, and the exit code is 3. The command prints the settings that have
+    changed but take effect only after a restart. The exit code is 11 if there is no result within
+    --timeout. A daemon that is starting reloads when it is ready.
 
     \b
     Examples:

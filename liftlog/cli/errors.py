@@ -121,7 +121,7 @@ def errors_commands() -> None:
 def list_errors() -> None:
     """List all errors, and the refusals of publishers.
 
-    A publisher gets a refusal instead of an ack. Refusals have JetStream's err_code, 10003 and
+    A publisher receives a refusal instead of an ack. Refusals have JetStream's err_code, 10003 and
     above.
 
     \b

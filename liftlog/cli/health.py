@@ -39,7 +39,7 @@ _MAX_ANSWER_BYTES = 1_000_000
     type=click.FloatRange(min=0.1),
     default=5.0,
     metavar="SECONDS",
-    help="How long to wait. Default: 5.",
+    help="Longest wait for the answer. Default: 5.",
 )
 @server_options
 @debug_option
@@ -48,9 +48,9 @@ def health(http_address: str | None, live: bool, timeout: float) -> ExitCode:
 
     The exit code is 0 for a ready daemon, 11 for a daemon that is not ready, and 4 if the daemon
     does not answer. The pull address and the HTTP address give the same result and the same
-    conditions, each with its next step. The pull address may need a token, and shows conditions of
-    the streams that you may read. Over HTTP the command also shows the checks of /readyz. It also
-    shows warnings and errors of single streams (lost records, failing compaction), which do not
+    conditions, each with its next step. At the pull address, you may need a token, and the command
+    shows only conditions of streams that you may read. Over HTTP, the command also shows the checks
+    of /readyz. Warnings and errors of single streams (lost records, failing compaction) do not
     change the exit code.
 
     \b

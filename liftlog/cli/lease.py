@@ -38,7 +38,7 @@ _TTL_HELP = "Duration of the lease, unless it is renewed: 90s, 10m, at most 1h."
 def lease_commands() -> None:
     """Keep the records that a long read needs.
 
-    Retention and compaction do not remove records that a lease covers. A lease ends when it is
+    Retention and compaction do not remove records that a lease protects. A lease ends when it is
     released, when its time has passed, or when the disk is full.
     """
 
@@ -141,7 +141,7 @@ def renew(name: str, lease_id: str, ttl: str, low: int | None) -> None:
 def release(name: str, lease_id: str) -> None:
     """Release a lease on the stream NAME.
 
-    If the lease has already ended, this is not an error.
+    If the lease has already ended, nothing changes.
 
     \b
     Example:

@@ -24,8 +24,8 @@ from liftlog.cli.lib.problems import check_standard_input
     "headers",
     multiple=True,
     metavar="NAME:VALUE",
-    help="A message header, for example -H Nats-Expected-Last-Sequence:41. Blanks around the "
-    "value are removed. Can be repeated, with different names or the same name.",
+    help="A message header, for example -H Nats-Expected-Last-Sequence:41. The command removes "
+    "blanks around the value. Can be repeated, with different names or the same name.",
 )
 @click.option(
     "--key",
@@ -86,8 +86,8 @@ def pub(
 ) -> ExitCode:
     """Publish MESSAGE on the NATS subject SUBJECT, and print its ack with stream and offset.
 
-    If MESSAGE is `-`, each line of standard input is one message. The command reports messages
-    that are refused, or not acked in time, on stderr. Then the exit code is 10.
+    If MESSAGE is `-`, each line of standard input is one message. If a message is refused, or not
+    acked in time, the command reports it on stderr, and the exit code is 10.
 
     \b
     Examples:

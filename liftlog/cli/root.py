@@ -72,7 +72,7 @@ _SECTIONS = {
         "top": ("cli.top:top", "Watch rates, sizes and lags of the streams."),
         "reload": (
             "cli.daemon_signals:reload",
-            "Let the daemon on this machine read its files again.",
+            "Make the daemon on this machine read its files again.",
         ),
         "drain": (
             "cli.daemon_signals:drain",

@@ -44,9 +44,8 @@ logger = logging.getLogger("liftlog.server")
 @click.option(
     "--believe-clock",
     is_flag=True,
-    help="Confirm that the clock is right. If the clock jumped ahead, the daemon computes ages "
-    "with it from now on. If the clocks of a cluster's nodes differ, correct the wrong clock "
-    "instead.",
+    help="Confirm that the clock is right. If the clock jumped ahead, the daemon now uses it to "
+    "compute ages. If the clocks of a cluster's nodes differ, correct the wrong clock instead.",
 )
 @debug_option
 def serve(

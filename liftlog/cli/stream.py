@@ -100,9 +100,9 @@ def stream_commands() -> None:
 def create(name: str, subjects: tuple[str, ...], assignments: tuple[str, ...]) -> None:
     """Create the stream NAME.
 
-    The command ends when NATS has confirmed the subscription. The stream records all messages that
-    are published from then on. If the stream exists with the same settings, nothing changes. If it
-    exists with other settings, the command is refused.
+    The command ends when NATS has confirmed the subscription. After this, the stream records all
+    messages on its subjects. If the stream exists with the same settings, nothing changes. If it
+    exists with other settings, the daemon refuses the command.
 
     \b
     Examples:
@@ -142,8 +142,8 @@ def create(name: str, subjects: tuple[str, ...], assignments: tuple[str, ...]) -
     "states",
     multiple=True,
     metavar="STATE",
-    help="Only streams in this state, for example paused. Can be repeated: streams in any of the "
-    "states.",
+    help="Only streams in this state, for example paused. Can be repeated for streams in one of "
+    "several states.",
 )
 @click.option(
     "--troubled",
@@ -259,7 +259,7 @@ def streams_for(subject: str) -> None:
 def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: bool) -> ExitCode:
     """Change settings of the stream NAME while it runs.
 
-    Other settings do not change. queue_group and initial_offset cannot be changed. If retention
+    Other settings do not change. You cannot change queue_group and initial_offset. If retention
     would delete records at once because of the new limits, the command asks first.
 
     \b
@@ -305,9 +305,9 @@ def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: b
 def pause(name: str) -> None:
     """Refuse new messages of the stream NAME until `resume`.
 
-    Publishers that wait for an ack get a refusal. Messages without a reply subject are counted,
-    and lost. When the command ends, all earlier messages are committed. A restart does not end the
-    pause.
+    Publishers that wait for an ack receive a refusal. The daemon does not store messages without a
+    reply subject, but counts them. When the command ends, all earlier messages are committed. A
+    restart does not end the pause.
 
     \b
     Example:
@@ -392,8 +392,8 @@ def truncate(name: str, position: Position, dry_run: bool, assume_yes: bool) -> 
     """Delete the records below OFFSET, permanently.
 
     OFFSET is a number, end (delete all records), @TIME (delete the records before this time) or
-    -100 (delete all but the last 100). Write -- before a negative number. The command is refused
-    while a lease covers a record to delete.
+    -100 (delete all records except the last 100). Write -- before a negative number. The daemon
+    refuses the command while a lease protects a record to delete.
 
     \b
     Examples:
@@ -445,8 +445,8 @@ stream_commands.add_command(lease_commands)
 def compact(name: str, wait: bool) -> None:
     """Compact the stream NAME now, regardless of its dirty ratio.
 
-    The daemon rolls the active segment first. It does not compact records that are younger than
-    the stream's dedupe_window or min_lag.
+    The daemon first seals the active segment. It does not compact records that are younger than the
+    stream's dedupe_window or min_lag.
 
     \b
     Example:

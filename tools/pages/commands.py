@@ -22,9 +22,9 @@ _HEAD = """\
 Commands print data to stdout, and errors, warnings and remarks to stderr. An error explains the
 cause and the next step. `--debug` adds the traceback.
 
-Tables are for people, and their form can change. Their numbers have separators. So you can type an
-offset as `1,234`, too. Output for programs has plain numbers. If the output goes to a pipe, lines
-of a table are not cut or wrapped.
+Tables are for people, and their form can change. Their numbers have separators, and you can also
+type an offset as `1,234`. Output for programs has plain numbers. If the output goes to a pipe, the
+command does not cut or wrap the lines of a table.
 
 `liftlog completion bash|zsh|fish` prints a script for the shell. The shell then completes
 commands, options, and the names of streams and consumers.
@@ -33,8 +33,8 @@ commands, options, and the names of streams and consumers.
 _OUTPUT = """\
 ## Ranges
 
-`liftlog consume --from` (or `--offset`) takes the range to read. It is a start, or a start, a
-colon and an exclusive end.
+The value of `liftlog consume --from` (or `--offset`) is the range to read. It is a start, or a
+start, a colon and an exclusive end.
 
 | form | reads |
 |---|---|
@@ -48,20 +48,20 @@ colon and an exclusive end.
 | `:end`, `-100:end`, `@-1h:end` | up to the end of the stream when the command starts |
 | `@-1h:-5m`, `@2026-01-31:2026-02-01`, `@2026-01-31:+6h` | from one time to another |
 
-A TIME is a date, optionally with a time of day, a time ago (`-1h30m`), `now`, or seconds
-since 1970. A time of day without a zone is local time. After compaction some offsets have no
-record, so `-100` can return fewer than 100 records.
+A TIME has one of these forms: a date, optionally with a time of day; a duration before now
+(`-1h30m`); `now`; or seconds since 1970. A time of day without a zone is local time. After
+compaction some offsets have no record, so `-100` can return fewer than 100 records.
 
 ## Output for programs
 
-`--output json` prints one JSON document, `--output yaml` the same document as YAML, and `--output
-jsonl` one object per line. `--output csv` prints a heading, and a row for each object. `--output
-wide` prints a table with more columns. Later versions can add fields, and keep the fields that are
-listed here.
+`--output json` prints one JSON document. `--output yaml` prints the same document as YAML, and
+`--output jsonl` prints one object per line. `--output csv` prints a heading, and a row for each
+object. `--output wide` prints a table with more columns. Later versions can add fields, but do not
+remove the fields that are listed here.
 
-`--fields` chooses fields, in any format. `--template` prints one line per object. Paths have the
+`--fields` selects fields, in any format. `--template` prints one line per object. Paths have the
 syntax of jq, without its functions: `settings.retention.max_age`, `value.items[0].sku`. A path can
-name a value inside a map, a list, or a text that contains JSON. A missing field is empty, or
+select a value inside a map, a list, or a text that contains JSON. A missing field is empty, or
 `null` in JSON.
 
 With `json`, `jsonl` or `yaml`, an error is an object on stderr. Its key `error` contains `name`,

@@ -67,8 +67,8 @@ def cluster_commands() -> None:
     type=click.IntRange(1, 5),
     default=3,
     show_default=True,
-    help="Number of NATS servers that store the metadata. Use 1 only for tests, because the loss "
-    "of this server is the loss of the cluster's metadata.",
+    help="Number of NATS servers that store the metadata. Use 1 only for tests: if this server is "
+    "lost, the cluster's metadata are lost.",
 )
 @click.option(
     "--adopt",
@@ -98,9 +98,9 @@ def init(
 
     If the store was lost, and you have no backup of it, run the command with --again on the machine
     of a node. Then start all nodes. The nodes write the metadata that they already have into the
-    new store. If a store was created by mistake in place of the lost one, --again assigns this
-    store to the cluster. If some nodes are also lost, `liftlog cluster restore-metadata` restores
-    the metadata without them.
+    new store. If someone has created a store by mistake in place of the lost store, --again assigns
+    this store to the cluster. If some nodes are also lost, `liftlog cluster restore-metadata`
+    restores the metadata without them.
 
     \b
     Examples:
@@ -178,8 +178,8 @@ def _make_bucket(settings: Settings, replicas: int) -> None:
 def status() -> ExitCode:
     """Show the nodes, and the leader and replicas of each stream.
 
-    The exit code is 1 if a stream has no leader, has a replica that is not in sync, or is being
-    moved, or if the metadata store cannot be reached.
+    The exit code is 1 in these cases: a stream has no leader, has a replica that is not in sync, or
+    is being moved; or the metadata store cannot be reached.
 
     \b
     Examples:
@@ -248,8 +248,8 @@ def _missed(found: ClusterInfo, stream: ClusterStream) -> list[str]:
     "--lost",
     metavar="NODES",
     callback=split_nodes,
-    help="Nodes whose copies are lost for good, such as a,c. NODE then leads, although its copy "
-    "may lack messages that were acked.",
+    help="Nodes whose copies are permanently lost, such as a,c. NODE then becomes the leader, "
+    "although its copy may lack acked messages.",
 )
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask before a loss.")
 @server_options
@@ -261,11 +261,11 @@ def elect(stream: str, node: str | None, lost: list[str], assume_yes: bool) -> E
     the handover fails, the stream keeps its leader. Later, after `cluster.balance_interval`, the
     cluster makes the first replica the leader again.
 
-    If the disks of all nodes that had a complete copy are lost, no node takes over automatically.
-    (The exception is a cluster with `cluster.unclean: balanced`, if all replicas are up and can be
-    read.) In this case, name the lost nodes with --lost, and the node with the best remaining copy
-    with --node. The cluster refuses --lost while a node leads the stream, or while a node that is
-    not named as lost has a complete copy.
+    If the disks of all nodes that had a complete copy are lost, no node becomes leader
+    automatically. (The exception is a cluster with `cluster.unclean: balanced`, if all remaining
+    replicas are up and can be read.) In this case, pass the lost nodes with --lost, and the node
+    with the best remaining copy with --node. The cluster refuses --lost while the stream has a
+    leader, or while a node that is not in --lost has a complete copy.
 
     \b
     Examples:

@@ -56,9 +56,9 @@ def move(stream: str, replicas: list[str], cancel: bool, no_wait: bool) -> ExitC
     """Move STREAM, or change the number of its replicas.
 
     New replicas copy the stream while it is in use, and no ack waits for them. When all new
-    replicas are in sync, the old replicas are removed. The replica of the leader is removed last.
-    The move is stored in the cluster's metadata. So it continues even if this command or a node
-    stops. Run the command again to wait for the end of the move.
+    replicas are in sync, the cluster removes the old replicas, the replica of the leader last. The
+    cluster's metadata contain the move, so it continues even if this command or a node stops. Run
+    the command again to wait for the end of the move.
 
     \b
     Examples:
@@ -123,11 +123,11 @@ def _tell_stream(found: ClusterStream) -> None:
 def drain(node: str, no_wait: bool) -> ExitCode:
     """Move all replicas of NODE to other nodes.
 
-    The cluster places no new replicas on NODE. It chooses the other nodes as for new streams. It
-    prefers nodes in other zones than the remaining replicas, and nodes with the fewest replicas.
-    The state is stored in the cluster's metadata. So the operation continues even if this command
-    stops. Run the command again to wait for the end. You can also drain a node that is down, if
-    its streams have other replicas in sync.
+    The cluster places no new replicas on NODE. It selects the other nodes in the same way as for
+    new streams: it prefers nodes in zones without a replica of the stream, and nodes with the
+    fewest replicas. The cluster's metadata contain the operation, so it continues even if this
+    command stops. Run the command again to wait for the end. You can also drain a node that is
+    down, if its streams have other replicas in sync.
 
     \b
     Examples:
@@ -155,8 +155,8 @@ def drain(node: str, no_wait: bool) -> ExitCode:
 def undrain(node: str) -> ExitCode:
     """Place replicas on NODE again.
 
-    Replicas that were moved away do not return by themselves. To move them back, use `liftlog
-    cluster move`.
+    Replicas that were moved to other nodes do not return automatically. To move them back, use
+    `liftlog cluster move`.
 
     \b
     Examples:
@@ -195,18 +195,18 @@ def forget(node: str) -> ExitCode:
 
 
 @click.command("restore-metadata", cls=Command)
-@click.option("--dry-run", is_flag=True, help="Only show the records that would be stored.")
+@click.option("--dry-run", is_flag=True, help="Only show the metadata that would be stored.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
 def restore_metadata(dry_run: bool, assume_yes: bool) -> ExitCode:
-    """Restore records that the metadata store has lost.
+    """Restore metadata that the metadata store has lost.
 
-    The record of a stream in the store contains its metadata. If the store was restored from an
-    older copy, or has lost records, the nodes restore the newest records that they have. The nodes
-    restore records only if no missing node can have newer records. This command restores the
-    records without this condition. Newer records of the missing nodes are then lost, and possibly
-    also messages that only these nodes had acked. If you can, start the missing nodes instead.
+    If someone has restored the store from an older copy, or the store has lost metadata, the nodes
+    write the newest metadata that they have into the store again. They do this automatically only
+    if no missing node can have newer metadata. This command writes the metadata without this
+    condition. Newer metadata of the missing nodes are then lost, and possibly also messages that
+    only these nodes had acked. If you can, start the missing nodes instead.
 
     \b
     Examples:

@@ -70,20 +70,21 @@ With `--output json` or `jsonl`, the command prints a key or value that is not U
 sets `key_encoding` or `value_encoding`. If a header is not UTF-8, `headers_base64` has the whole
 header block. A tombstone, which deletes its key, has the value null.
 
-With --group any number of processes share the stream. Each record is printed by one of them, at
-least once. All records of a key are printed by the same process, in order. --from is the start of
-a new group. After Ctrl-C the command commits, leaves the group and ends. A second Ctrl-C ends it
-at once. After SIGTERM a --member keeps its slots for --session. So you can restart it, and no slot
-moves to another process.
+With --group any number of processes share the stream. Each record goes to one of these processes,
+which prints it at least once. The same process prints all records of a key, in order. --from is the
+start of a new group. After Ctrl-C the command commits, leaves the group and ends. A second Ctrl-C
+ends it at once. After SIGTERM, a process with --member keeps its slots for the time --session. So
+you can restart it within this time, and no slot moves to another process.
 
-With --worker the processes share the messages of a consumer with acks, in any order. They can also
-share them with workers over NATS. The command creates the consumer if it does not exist. It acks a
-message when it has printed the message, or when its --exec COMMAND has ended with status 0. If the
-COMMAND fails, the message is delivered again after a pause, which begins at 0.5 s and doubles up
-to 30 s. After Ctrl-C the command returns the messages that are not acked.
+With --worker the processes share the messages of a consumer with acks, in any order. Workers over
+NATS can share them too. The command creates the consumer if it does not exist. It acks a message
+when it has printed the message, or when its --exec COMMAND has ended with status 0. If the COMMAND
+fails, the message is delivered again after a pause. The pause begins at 0.5 s and doubles up to 30
+s. After Ctrl-C the command returns the messages that are not acked.
 
-If an --exec COMMAND ends with status 75, it cannot process any record now. Then this worker ends,
-and the record is delivered again. The same happens if the shell cannot run the COMMAND.
+An --exec COMMAND can end with status 75 to report that it cannot process any record now. This
+worker then ends, and the record is delivered again. The same happens if the shell cannot run the
+COMMAND.
 
 \b
 Examples:
@@ -121,7 +122,10 @@ Examples:
     "--skip-damaged",
     "--skip-corrupt",
     is_flag=True,
-    help="Skip damaged records, and report them on stderr. Then the exit code is 8.",
+    help=(
+        "Skip damaged records, and report them on stderr. If records were skipped, the exit code "
+        "is 8."
+    ),
 )
 @click.option(
     "--subject",
@@ -149,16 +153,16 @@ Examples:
     "--grep",
     metavar="REGEX",
     callback=_pattern,
-    help="Only records whose value, as text, matches this regular expression. With (?i) at its "
-    "start, case does not matter. The command fetches every record for this.",
+    help="Only records whose value, as text, matches this regular expression. Write (?i) at its "
+    "start to ignore case. The command fetches every record to compare it.",
 )
 @click.option(
     "--on-reset",
     type=click.Choice(["error", "earliest", "latest"]),
     default="error",
-    help="What to do if the next records do not exist any more (retention, or a stream created "
-    "again). error: stop. earliest or latest: report this on stderr, and continue at the first "
-    "record or with new records. Default: error.",
+    help="Action if the next records no longer exist (because of retention, or because the stream "
+    "was created again). error: stop. earliest or latest: report this on stderr, and continue at "
+    "the first record or with new records. Default: error.",
 )
 @click.option(
     "--prefer",
@@ -184,8 +188,8 @@ Examples:
     type=click.FloatRange(min=0.2, max=3600),
     default=10.0,
     metavar="SECONDS",
-    help="With --group: after this time without a heartbeat from this member, other members get "
-    "its slots. Default: 10.",
+    help="With --group: after this time without a heartbeat from this member, other members "
+    "receive its slots. Default: 10.",
 )
 @click.option(
     "--worker",
@@ -198,15 +202,16 @@ Examples:
     "command",
     metavar="COMMAND",
     help="With --group or --worker: run COMMAND by /bin/sh for each record, instead of printing "
-    "the record. The record is processed when COMMAND ends with status 0. COMMAND gets the value "
-    "on its standard input, or with -o json the record as one line of JSON. It has the variables "
-    "RECORD_OFFSET, RECORD_SUBJECT, RECORD_KEY, RECORD_STREAM and RECORD_TOMBSTONE.",
+    "the record. The record is processed when COMMAND ends with status 0. The standard input of "
+    "COMMAND is the value, or with -o json the record as one line of JSON. COMMAND has the "
+    "environment variables RECORD_OFFSET, RECORD_SUBJECT, RECORD_KEY, RECORD_STREAM and "
+    "RECORD_TOMBSTONE.",
 )
 @click.option(
     "--dead-letter",
     metavar="SUBJECT",
-    help="With --exec: if COMMAND fails for a record, publish the record on this NATS subject, "
-    "and continue when a stream has acked it. Default: this worker ends at the first such record.",
+    help="With --exec: if COMMAND fails for a record, publish the record on this NATS subject, and "
+    "continue when a stream has acked it. Default: this worker ends when COMMAND fails.",
 )
 @click.option(
     "--retries",
@@ -222,7 +227,7 @@ Examples:
     type=click.FloatRange(min=0),
     default=60.0,
     metavar="SECONDS",
-    help="Time for which to try to reconnect after the connection is lost. Default: 60.",
+    help="Time for which the command tries to reconnect after a lost connection. Default: 60.",
 )
 @server_options
 @debug_option

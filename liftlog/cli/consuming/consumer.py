@@ -196,8 +196,8 @@ def deliver_of(start: Start) -> Deliver:
 def list_consumers(stream: str) -> None:
     """List the consumers with acks of STREAM.
 
-    WAITING is the number of messages that were not delivered yet. PENDING is the number of
-    messages that were delivered and are not done.
+    WAITING is the number of messages that the consumer has not delivered yet. PENDING is the number
+    of messages that it has delivered and that are not done.
 
     \b
     Examples:
@@ -255,9 +255,9 @@ def info(stream: str, name: str) -> None:
 @server_options
 @debug_option
 def edit(stream: str, name: str, **settings: Any) -> None:
-    """Change settings of the consumer NAME of STREAM. Other settings stay.
+    """Change settings of the consumer NAME of STREAM. Other settings do not change.
 
-    New subjects apply to messages that were not delivered yet.
+    New subjects apply to messages that the consumer has not delivered yet.
 
     \b
     Example:
@@ -314,10 +314,10 @@ def resume(stream: str, name: str) -> None:
 @server_options
 @debug_option
 def reset(stream: str, name: str, position: str, assume_yes: bool) -> ExitCode:
-    """Let the consumer NAME of STREAM begin again at POSITION.
+    """Make the consumer NAME of STREAM begin again at POSITION.
 
-    The daemon deletes the acks and delivery counts of its messages. The settings stay. POSITION is
-    start, end, an offset, +N (after the first N), -N (the last N), @TIME, last or
+    The daemon deletes the acks and delivery counts of its messages. The settings do not change.
+    POSITION is start, end, an offset, +N (after the first N), -N (the last N), @TIME, last or
     last-per-subject.
 
     \b

@@ -58,7 +58,8 @@ def group_commands() -> None:
 def list_groups(stream: str | None) -> None:
     """List consumer groups.
 
-    LAG is the number of offsets between the slot that is farthest behind and the end of the stream.
+    LAG is the largest lag of a slot: the number of offsets from its offset to the end of the
+    stream.
 
     \b
     Examples:

@@ -85,7 +85,8 @@ def list_offsets(stream: str | None, consumer: str | None, wanted: str | None, l
     """List all checkpoints, or the checkpoints in STREAM.
 
     LAG is the number of offsets that the consumer has not read yet. PROBLEM is the error that the
-    consumer gets. OWNER is the principal that committed the checkpoint, if the daemon has an ACL.
+    consumer receives. OWNER is the principal that committed the checkpoint, if the daemon has an
+    ACL.
 
     \b
     Examples:
@@ -216,8 +217,8 @@ def seek(
     --from`, or -100 (before the last 100). Write -- before a negative POSITION.
 
     Stop the consumer first. A running consumer does not read its checkpoint again, and overwrites
-    it with its own position. If the checkpoint moves between the preview and the change, the
-    change is refused. For the first checkpoint of a new consumer, the command does not ask.
+    it with its own position. If the checkpoint moves between the preview and the change, the daemon
+    refuses the change. For the first checkpoint of a new consumer, the command does not ask.
 
     \b
     Examples:

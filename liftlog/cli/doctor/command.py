@@ -32,11 +32,12 @@ _COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red", SKIPPED: "white"}
 def doctor(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     """Check this machine and the configuration for problems.
 
-    The command checks the configuration, the ACL file, the certificate, the data directory, and
-    the time of an fdatasync on its disk. It also checks file descriptors, boot id, clock, ports,
-    NATS and its JetStream, packages, and the daemon if it is running. Every finding names the next
-    step. The exit code is 1 if a problem would prevent the daemon from working. With warnings
-    alone it is 0. The command writes only a small file in the data directory, and removes it.
+    The command checks the configuration, the ACL file, the certificate, the data directory, and the
+    time of an fdatasync on its disk. It also checks file descriptors, boot id, clock, ports, NATS
+    and its JetStream, packages, and the daemon if it is running. Every finding names the next step.
+    The exit code is 1 if a problem would prevent the daemon from working. If the command finds only
+    warnings, the exit code is 0. The command writes only a small file in the data directory, and
+    removes it.
 
     \b
     Example:

@@ -102,7 +102,7 @@ class _Erase(Commands):
 @server_options
 @debug_option
 def erase_commands() -> None:
-    """Erase records of a stream, list the erasures, and prove that the bytes are gone.
+    """Erase records of a stream, list the erasures, and prove that the bytes are removed.
 
     `liftlog erase STREAM` is short for `liftlog erase records STREAM`. `list` and `info` are
     aliases of `ls` and `show`.
@@ -151,12 +151,12 @@ def erase_commands() -> None:
     "--until",
     callback=time_of,
     metavar="TIME",
-    help="Only records before this time, as for --since.",
+    help="Only records before this time, in the same form as for --since.",
 )
 @click.option(
     "--now",
     is_flag=True,
-    help="Remove the bytes from the files at once, and wait until they are gone.",
+    help="Remove the bytes from the files at once, and wait until they are removed.",
 )
 @click.option("--reason", "-r", default="", help="The reason, for the stream's list of erasures.")
 @click.option("--dry-run", is_flag=True, help="Only count the records, and show where they are.")
@@ -178,12 +178,12 @@ def erase(
 ) -> ExitCode:
     """Erase records of STREAM, permanently.
 
-    A record is erased if all given options match it. Records that arrive after the command has
-    begun are not erased. When the command ends, no reader gets one of the records any more. This
-    also holds after a restart of the daemon. The bytes of the records stay in the files of the
-    daemon until it rewrites these files. With --now it rewrites them at once, and the command waits
-    for this; after Ctrl-C the daemon continues. Backups and exports from before the erasure still
-    contain the records. Streams of a cluster cannot erase records yet.
+    The command erases a record if all given options match it. It does not erase records that arrive
+    after it has begun. When the command ends, no reader receives the erased records any more, even
+    after a restart of the daemon. The bytes of the records stay in the files of the daemon until it
+    rewrites these files. With --now it rewrites them at once, and the command waits for the end;
+    after Ctrl-C the daemon continues. Backups and exports from before the erasure still contain the
+    records. Streams of a cluster cannot erase records yet.
 
     \b
     Examples:

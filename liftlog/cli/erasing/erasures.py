@@ -52,8 +52,8 @@ _NOT_COVERED = (
 def list_erasures(stream: str) -> None:
     """List the erasures of STREAM, the newest first, at most 1,000.
 
-    RECORDS is the number of erased records, and LEFT the number of those whose bytes are still in
-    the files of the stream.
+    RECORDS is the number of erased records. LEFT is the number of erased records whose bytes are
+    still in the files of the stream.
 
     \b
     Examples:
@@ -90,7 +90,7 @@ def list_erasures(stream: str) -> None:
 @server_options
 @debug_option
 def show(stream: str, erasure_id: str) -> None:
-    """Show the erasure ID of STREAM: who erased which records and why, and the bytes that are left.
+    """Show the erasure ID of STREAM: principal, records, reason, and bytes that are still in files.
 
     \b
     Example:
@@ -129,10 +129,10 @@ def show(stream: str, erasure_id: str) -> None:
 @server_options
 @debug_option
 def remove(stream: str, erasure_id: str) -> ExitCode:
-    """Remove the bytes of erased records of STREAM at once: of the erasure ID, or of all.
+    """Remove the bytes of erased records of STREAM at once: of the erasure ID, or of all erasures.
 
-    The command waits until they are gone. After Ctrl-C the daemon continues. The exit code is 1 if
-    bytes are left.
+    The command waits until the bytes are removed. After Ctrl-C the daemon continues. The exit code
+    is 1 if some bytes are still in files.
 
     \b
     Examples:
@@ -156,9 +156,10 @@ def remove(stream: str, erasure_id: str) -> ExitCode:
 def prove(stream: str, erasure_id: str) -> ExitCode:
     """Search all files of STREAM for the records of the erasure ID, or of all erasures.
 
-    The daemon parses every file in the directory of the stream, and the copies that repairs have
-    kept, whether its manifest lists them or not. The command names each file that still has one of
-    the records, and each file that could not be parsed. Then the exit code is 1.
+    The daemon parses every file in the directory of the stream, also files that the manifest does
+    not list, and the copies that repairs have kept. The command prints each file that still has one
+    of the records, and each file that could not be parsed. If there is such a file, the exit code
+    is 1.
 
     \b
     Examples:

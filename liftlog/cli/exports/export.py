@@ -47,17 +47,16 @@ _LAYOUTS: dict[bool | None, Any] = {None: None, True: "merge-on-read", False: "c
     "--merge-on-read/--copy-on-write",
     "on_read",
     default=None,
-    help="The layout of a compacted table, only for Parquet. With --copy-on-write, each run "
-    "writes the files with changed keys again. With --merge-on-read, each run writes only the "
-    "changed rows, readers omit replaced rows, and from time to time a run writes the table "
-    "again without these changes. Default: the layout of the table; copy on write for a new "
-    "table.",
+    help="The layout of a compacted table, only for Parquet. With --copy-on-write, each run writes "
+    "the files with changed keys again. With --merge-on-read, each run writes only the changed "
+    "rows, and readers omit replaced rows. From time to time, a run merges the changes into new "
+    "files. Default: the layout of the table; copy on write for a new table.",
 )
 @click.option(
     "--full",
     is_flag=True,
-    help="Read the whole stream again and replace the table. The command is refused if the table "
-    "has rows that the stream does not have any more.",
+    help="Read the whole stream again and replace the table. The command refuses this if the table "
+    "has rows that the stream no longer has.",
 )
 @click.option(
     "--discard-rows",
@@ -67,7 +66,7 @@ _LAYOUTS: dict[bool | None, Any] = {None: None, True: "merge-on-read", False: "c
 @click.option(
     "--optimize",
     is_flag=True,
-    help="Merge small files into few large files. No row is dropped. Only for Parquet tables.",
+    help="Merge small files into few large files. All rows stay. Only for Parquet tables.",
 )
 @click.option(
     "--skip-lost",
@@ -102,7 +101,7 @@ _LAYOUTS: dict[bool | None, Any] = {None: None, True: "merge-on-read", False: "c
     "--keep",
     default="1h",
     metavar="DURATION",
-    help="Time for which files of old snapshots are kept for their readers. Default: 1h.",
+    help="Time for which the command keeps files of old snapshots for their readers. Default: 1h.",
 )
 @click.option(
     "--lease",
@@ -114,8 +113,9 @@ _LAYOUTS: dict[bool | None, Any] = {None: None, True: "merge-on-read", False: "c
 @click.option(
     "--partition-size",
     metavar="SIZE",
-    help="Approximate size of the part of the log that one task reads, and of the table that one "
-    "task merges, such as 128MiB. Default: 256MiB (128MiB to append) and 32MiB.",
+    help="Approximate size of the part of the log that one task reads, and of the part of the "
+    "table that one task merges, such as 128MiB. Default: 256MiB (128MiB with --mode append) to "
+    "read, and 32MiB to merge.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
 @server_options
@@ -145,9 +145,9 @@ def export(
     The first run exports all of STREAM, and each later run exports the new records.
 
     The command needs Spark (pip install 'liftlog[spark]') and Java 17 or newer. The export ends at
-    the high watermark of the time when the run starts. A run adds all its records to the table, or
-    none of them. After a failure, run the command again. If another export into the same directory
-    finishes first, the exit code is 6.
+    the high watermark at the start of the run. A run adds all its records to the table, or none of
+    them. After a failure, run the command again. If another export into the same directory finishes
+    first, the exit code is 6.
 
     \b
     Examples:

@@ -25,8 +25,8 @@ from liftlog.cli.lib.text import plural, printable, show_size
     "--keep-snapshots",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Keep the newest N snapshots, whatever their age; at least 1. Refused for Delta tables. "
-    "Default: 2.",
+    help="Keep the newest N snapshots, independently of their age; at least 1. Refused for Delta "
+    "tables. Default: 2.",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Show the files that would be removed, and change nothing."
@@ -36,8 +36,8 @@ from liftlog.cli.lib.text import plural, printable, show_size
 def export_vacuum(table: str, keep: str, keep_snapshots: int | None, dry_run: bool) -> None:
     """Remove old snapshots of an exported table.
 
-    `liftlog export vacuum` is the same command as `liftlog export-vacuum`. But `liftlog export
-    vacuum --to DIR` exports a stream with the name vacuum.
+    `liftlog export vacuum` is another form of this command. But `liftlog export vacuum --to DIR`
+    exports a stream with the name vacuum.
 
     The command removes files that only removed snapshots need, and files of runs that were
     stopped. It prints the number of freed bytes. It needs neither the daemon nor Spark, and does

@@ -34,9 +34,9 @@ def import_commands() -> None:
 
     The sources are JetStream, lines of JSON, and Parquet.
 
-    Each message is stored once, and in order. If a run is interrupted, start the command again. It
-    continues, and stores no message twice, because the headers Copied-From and Copied-Sequence of
-    each record name its source. During a run, no other client can publish on the stream.
+    The command stores each message once, and in order. If a run is interrupted, start the command
+    again: it continues, and stores no message twice. For this purpose, each record has the headers
+    Copied-From and Copied-Sequence. During a run, no other client can publish on the stream.
     Subscribers of the subjects receive the copies.
     """
 
@@ -104,8 +104,8 @@ def _mapping_options(command: Decorated) -> Decorated:
 @click.option(
     "--key-from-subject",
     is_flag=True,
-    help="Use the subject also as the key, and make tombstones of the deleted keys of a "
-    "key-value bucket.",
+    help="Use the subject also as the key, and copy the deleted keys of a key-value bucket as "
+    "tombstones.",
 )
 @click.option(
     "--strip",
@@ -127,8 +127,8 @@ def jetstream(
 
     The copy ends at the last message that NAME has when the copy begins.
 
-    First change the JetStream stream so that it does not record these subjects. Otherwise it
-    stores the copies, too. `liftlog docs migrate-from-jetstream` has all steps.
+    First change the JetStream stream so that it does not record these subjects. Otherwise it also
+    stores the copies. `liftlog docs migrate-from-jetstream` has all steps.
 
     \b
     Examples:
@@ -169,9 +169,9 @@ def jsonl(
 ) -> None:
     """Copy lines of JSON from FILEs into STREAM.
 
-    The FILE - is standard input. Each line is one message. A later run continues after the number
-    of the last copied line. So a file may grow between runs, but its existing lines must not
-    change.
+    If FILE is -, the command reads standard input. Each line is one message. A later run continues
+    after the number of the last copied line. So a file may grow between runs, but its existing
+    lines must not change.
 
     \b
     Examples:

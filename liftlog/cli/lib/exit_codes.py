@@ -32,9 +32,9 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.CONFIG: "the configuration is invalid; all findings are listed",
     ExitCode.CANNOT_CONNECT: "no connection to the daemon or to NATS, or the connection was lost",
     ExitCode.NOT_FOUND: "no such stream, record, consumer, checkpoint, lease, file or directory",
-    ExitCode.CONFLICT: "the stream exists with other settings or was created again, a "
-    "checkpoint was moved in the meantime, another export finished first, or another process has "
-    "taken the name of this member",
+    ExitCode.CONFLICT: "the stream exists with other settings or was created again, another "
+    "process moved the checkpoint, another export finished first, or another process uses the name "
+    "of this member",
     ExitCode.OUT_OF_RANGE: "the offset is below the log's start or beyond its end",
     ExitCode.DAMAGED: "damaged records or files were found",
     ExitCode.DENIED: "not authenticated, or not allowed by the ACL or by NATS",

@@ -37,8 +37,8 @@ def backup_commands() -> None:
     metavar="DURATION",
     default="10s",
     show_default=True,
-    help="On a node of a cluster: longest wait until the replicas here have all records that "
-    "their leaders have committed.",
+    help="On a node of a cluster: longest wait until the replicas on this node have all records "
+    "that their leaders have committed.",
 )
 @server_options
 @debug_option
@@ -50,11 +50,11 @@ def create(data_dir: Path, backup: Path, names: tuple[str, ...], wait: str) -> E
     DATA_DIR. If records were already damaged or missing, the backup contains all other records,
     and the exit code is 8.
 
-    On a node of a cluster the command asks the daemon up to which offset each replica is committed.
-    It finds the address of the daemon in DATA_DIR. If the daemon needs a login, use --token or
-    --nkey. If its certificate is for another name, use --server. The exit code is 12 if the daemon
-    does not answer, or if a replica stays behind its leader. In this case some streams in the
-    backup may lack the last acked messages. The command names these streams.
+    On a node of a cluster, the command requests the committed offset of each replica from the
+    daemon. It reads the address of the daemon from DATA_DIR. If the daemon needs a login, use
+    --token or --nkey. If its certificate is for another name, use --server. The exit code is 12 if
+    the daemon does not answer, or if a replica stays behind its leader. In this case some streams
+    in the backup may lack the last acked messages. The command prints the names of these streams.
 
     \b
     Example:
@@ -124,15 +124,15 @@ def restore(
     """Restore BACKUP into DATA_DIR, the directory of a daemon.
 
     DATA_DIR must be empty or must not exist. The command checks every file while it copies the
-    file, and refuses a damaged backup. The streams continue in a new leader epoch. So a consumer
-    that had read beyond the end of the backup gets the error DIVERGED, and never different records
-    at offsets that it has already read. No daemon opens DATA_DIR before the command has succeeded.
-    If the command was interrupted, run it again.
+    file, and refuses a damaged backup. The streams continue in a new leader epoch. So if a consumer
+    has read beyond the end of the backup, it receives the error DIVERGED, and never different
+    records at offsets that it has already read. No daemon opens DATA_DIR before the command has
+    succeeded. If the command was interrupted, run it again.
 
     With --add, the command adds streams to a DATA_DIR with other streams. On a node of a cluster,
-    use `liftlog cluster adopt` afterwards, which adds the restored streams to the cluster. After a
-    restore into an empty directory, `liftlog cluster init --adopt` makes this directory the data
-    directory of the first node.
+    then use `liftlog cluster adopt` to add the restored streams to the cluster. After a restore
+    into an empty directory, `liftlog cluster init --adopt` makes this directory the data directory
+    of the first node.
 
     Retention by age continues. Soon after the daemon starts, it deletes records that have become
     too old.

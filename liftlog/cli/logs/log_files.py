@@ -21,9 +21,9 @@ _DIRECTORY = click.Path(path_type=Path)
 def log_commands() -> None:
     """Inspect and repair the files of a log.
 
-    DIR is a data directory (`data_dir`) or the directory of one stream in it. `verify` and `dump`
-    only read, and can run at the same time as a daemon. `repair` and `reindex` write, and are
-    refused while a daemon uses the directory.
+    DIR is a data directory (`data_dir`), or the directory of one stream in it. `verify` and `dump`
+    only read, and can run at the same time as a daemon. `repair` and `reindex` write, so they
+    refuse to run while a daemon uses the directory.
     """
 
 
@@ -74,8 +74,8 @@ def dump(directory: Path, values: bool, first_offset: int, limit: int | None) ->
 
     The command prints every intact batch, including batches that are not committed yet and batches
     below the log's start. With `--output jsonl` each line is a batch. With --values each line is a
-    record as `consume` prints it, with its stream. The command reports damage on stderr. Then the
-    exit code is 8.
+    record as `consume` prints it, with its stream. If the command finds damage, it reports the
+    damage on stderr, and the exit code is 8.
 
     \b
     Examples:
@@ -116,11 +116,12 @@ def repair(
 ) -> ExitCode:
     """Repair the log under DIR while no daemon uses it.
 
-    The command reads every byte, shows the repair steps, and asks. Damaged ranges are quarantined:
-    readers get an error that names the lost offsets, and can continue after them. Quarantined
-    ranges that can be read are released to readers. A torn tail that was never acked is cut off. A
-    lost manifest is rebuilt from the segments. The settings of its stream come from the file
-    `records`, or from --subject and --set. No readable record is dropped.
+    The command reads every byte, shows the repair steps, and asks before it executes them. It
+    quarantines damaged ranges: readers receive an error with the lost offsets, and can continue
+    after them. If it can read a quarantined range, it makes the range available again. It truncates
+    a torn tail that was never acked. It rebuilds a lost manifest from the segments. The settings of
+    the stream then come from the file `records`, or from --subject and --set. It removes no
+    readable record.
 
     Before the command changes or removes a file, it copies the file to `repaired/` in the data
     directory. With --dry-run it writes nothing, and the exit code is 8 if a repair is necessary.
@@ -147,8 +148,8 @@ def reindex(directory: Path, dry_run: bool, assume_yes: bool) -> ExitCode:
     The command compares the index of every sealed segment with the batch headers. It reports the
     indexes that are missing or different, and asks. An index contains only information from its
     segment, so the command keeps no copy of the old index. A daemon itself rebuilds an index that
-    is missing or has a wrong checksum. This command also finds indexes that have a right checksum
-    and wrong content. It is refused while a daemon runs.
+    is missing or has a wrong checksum. This command also finds indexes with a correct checksum and
+    wrong content. It refuses to run while a daemon uses the directory.
 
     \b
     Examples:
