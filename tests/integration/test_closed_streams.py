@@ -12,6 +12,7 @@ from support.clients.ingesting import publish, values_of
 from support.clients.raw_nats import RawNats
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
+from support.rounds import one_in
 
 pytestmark = pytest.mark.integration
 
@@ -31,10 +32,13 @@ def test_the_daemon(server: NatsServer, closed: str) -> None:
         assert daemon.stop().exit_code == 0
 
 
+COMMANDS = (("errors ls", 0), ("--help", 0), ("nonsense", 2), ("log verify .", 5))
+
+
 @pytest.mark.parametrize("closed", CLOSED)
 def test_commands(closed: str, tmp_path: Path) -> None:
     said = tmp_path / "said"
-    for command, code in (("errors ls", 0), ("--help", 0), ("nonsense", 2), ("log verify .", 5)):
+    for command, code in one_in(1, COMMANDS, closed):
         line = f"{sys.executable} -m liftlog {command} >{said} 2>&1 {closed}"
         done = subprocess.run(["/bin/sh", "-c", line], cwd=tmp_path, timeout=60)
         assert done.returncode == code, said.read_text()

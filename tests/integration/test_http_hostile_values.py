@@ -20,6 +20,7 @@ from support.clients.raw_nats import RawNats
 from support.clients.victims import AckVictim
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
+from support.rounds import fewer
 
 from envelope import encode
 
@@ -145,7 +146,7 @@ def look_at(daemon: Daemon, server: NatsServer, stream: str) -> tuple[float, dic
     with AckVictim(server.port, "victim", daemon.pid) as victim, readers(look) as failures:
         until(
             lambda: (
-                (len(took) == len(paths) and len(victim.waits) > 100)
+                (len(took) == len(paths) and len(victim.waits) > fewer(100))
                 or failures
                 or not victim.is_alive()
             ),

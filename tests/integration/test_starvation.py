@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import socket
 import struct
 import time
@@ -23,11 +22,12 @@ from support.clients.raw_pull import BlockingPull, frame
 from support.clients.victims import AckVictim, Victim, assert_nobody_waits
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
+from support.rounds import is_short, rounds
 
 pytestmark = pytest.mark.integration
 
 WORST_SECONDS = 0.5
-ATTACK_SECONDS = 10.0 if os.environ.get("TORTURE_ROUNDS") else 2.0
+ATTACK_SECONDS = 10.0 if rounds(0) else 1.0 if is_short() else 2.0
 MEMORY_MIB = 64
 STREAMS = {
     "attacked": {"subject": "attacked.>", "compaction": {}},

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.rounds import is_torture
+from support.rounds import fewer, is_torture
 from support.timing import is_cheap
 from support.worlds.deliveries import NOW, SECOND, Ints, Lead, acks_of, records
 
@@ -57,7 +57,7 @@ def pieces(offsets: Ints, size: int = 4096) -> Iterator[Ints]:
 @pytest.mark.parametrize("step", [1, 7], ids=["all match", "one in seven matches"])
 def test_a_million_pending_every_second_acked_all_delivered_twice(step: int) -> None:
     """80 MB for a million; the short form has fewer messages, and 80 bytes for each."""
-    count = MAX_PENDING if is_torture() else 150_000
+    count = MAX_PENDING if is_torture() else fewer(150_000)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -88,7 +88,7 @@ def test_a_million_pending_every_second_acked_all_delivered_twice(step: int) -> 
 def test_the_largest_snapshot_travels_to_a_follower_in_one_answer() -> None:
     """Each message has another gap before it, another count, and another delay of its nak. A
     million of them need 18 MB at most."""
-    count = MAX_PENDING if is_torture() else 50_000
+    count = MAX_PENDING if is_torture() else fewer(50_000)
     luck = np.random.default_rng(1)
     state = ConsumerState(MANY, 0)
     offsets = np.cumsum(luck.integers(1, 60_000, count)).astype(np.int64)
@@ -136,7 +136,7 @@ def test_a_pending_message_costs_at_most_64_bytes_in_any_order_of_acks(kept: int
 def test_one_stuck_message_below_many_acked_ones_keeps_nothing_else() -> None:
     lead = Lead(MANY)
     stuck = lead.deliver(1)
-    total = 10_000_000 if is_torture() else 200_000
+    total = 10_000_000 if is_torture() else fewer(200_000)
     for _ in range(total // 4096):
         lead.ack(lead.deliver(4096, at_once=4096))
     assert lead.state.pending.total == 1

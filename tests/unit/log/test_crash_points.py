@@ -22,7 +22,7 @@ from support.disks.logs import (
     reopen,
 )
 from support.disks.simfs import Keep, MachineStopped, SimFileSystem
-from support.rounds import one_in
+from support.rounds import one_in, stride
 from support.worlds.crash_scenarios import SCENARIOS, Scenario, World, start
 
 from liftlog.errors import CorruptMetadata
@@ -168,7 +168,7 @@ def test_every_byte_of_the_last_group_may_be_missing() -> None:
         path = log.segments[-1].path
         end = log.segments[-1].size_bytes
         whole = fs.read(path)[:end]
-        for length in range(start, end + 1):
+        for length in range(start, end + 1, stride()):
             for filler in (b"", b"\0" * 100, b"\xff" * 20):
                 trial = fs.power_cut("all")
                 trial.replace(path, whole[:length] + filler)

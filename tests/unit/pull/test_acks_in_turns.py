@@ -10,6 +10,7 @@ from time import thread_time
 from typing import Any, cast
 
 import pytest
+from support.rounds import fewer
 from support.worlds.acked_consumers import STREAM, World, acked_world
 
 from liftlog.deliveries.acks import MAX_ACKS, AckKind
@@ -110,7 +111,7 @@ async def longest_step(leave: asyncio.Event) -> float:
 
 @pytest.mark.parametrize("kind", [PROGRESS, NAK, TERM])
 async def test_acks_of_many_messages_hold_the_loop_for_short(world: World, kind: str) -> None:
-    count = 100_000
+    count = fewer(100_000)
     identity = await delivered(world, count)
     if kind == NAK:
         more: dict[str, Any] = {"delay_ns": 10**12}
@@ -202,7 +203,7 @@ async def test_a_consumer_that_is_deleted_between_two_turns_of_an_ack(
 
 async def test_acks_of_one_turn_that_are_too_many_for_one_delta(world: World) -> None:
     """A delta has at most 4,000,000 numbers. Before its consumer has a turn, more may arrive."""
-    count = 100_000
+    count = fewer(100_000)
     identity = await delivered(world, count)
     door = cast(SocketDoor, world.broker.consumers)
     told: list[LiftlogError | None] = []
