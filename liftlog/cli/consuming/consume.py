@@ -18,6 +18,7 @@ from liftlog.cli.lib.nats_server import nats_options
 from liftlog.cli.lib.options import (
     connect_to_server,
     debug_option,
+    filter_options,
     output_format,
     server_options,
     wide_wanted,
@@ -127,28 +128,7 @@ Examples:
         "is 8."
     ),
 )
-@click.option(
-    "--subject",
-    "subjects",
-    multiple=True,
-    metavar="PATTERN",
-    help="Only records whose subject matches this pattern, with NATS wildcards. Can be repeated: "
-    "records that match any of the patterns.",
-)
-@click.option(
-    "--key",
-    "keys",
-    multiple=True,
-    metavar="KEY",
-    help="Only records with this key. Can be repeated: records with any of the keys.",
-)
-@click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME[=VALUE]",
-    help="Only records with this header. Can be repeated: records with all of the headers.",
-)
+@filter_options
 @click.option(
     "--grep",
     metavar="REGEX",

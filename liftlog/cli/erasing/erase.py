@@ -17,6 +17,7 @@ from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.lib.options import (
     connect_to_server,
     debug_option,
+    filter_options,
     output_format,
     server_options,
 )
@@ -119,28 +120,7 @@ def erase_commands() -> None:
     metavar="N|FIRST-LAST",
     help="The offset of a record, or the first and the last offset of a range. Can be repeated.",
 )
-@click.option(
-    "--subject",
-    "subjects",
-    multiple=True,
-    metavar="PATTERN",
-    help="Only records whose subject matches this pattern, with NATS wildcards. Can be repeated: "
-    "records that match any of the patterns.",
-)
-@click.option(
-    "--key",
-    "keys",
-    multiple=True,
-    metavar="KEY",
-    help="Only records with this key. Can be repeated: records with any of the keys.",
-)
-@click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME[=VALUE]",
-    help="Only records with this header. Can be repeated: records with all of the headers.",
-)
+@filter_options
 @click.option(
     "--since",
     callback=time_of,

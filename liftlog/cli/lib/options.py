@@ -86,6 +86,32 @@ def _context_in_use() -> dict[str, str]:
     return found.get(name or found.current)
 
 
+def filter_options(command: Decorated) -> Decorated:
+    """Add --subject, --key and --header, each repeatable: `subjects`, `keys`, `headers`."""
+    command = click.option(
+        "--header",
+        "headers",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="Only records with this header. Can be repeated: records with all of the headers.",
+    )(command)
+    command = click.option(
+        "--key",
+        "keys",
+        multiple=True,
+        metavar="KEY",
+        help="Only records with this key. Can be repeated: records with any of the keys.",
+    )(command)
+    return click.option(
+        "--subject",
+        "subjects",
+        multiple=True,
+        metavar="PATTERN",
+        help="Only records whose subject matches this pattern, with NATS wildcards. Can be "
+        "repeated: records that match any of the patterns.",
+    )(command)
+
+
 def output_option(command: Decorated) -> Decorated:
     """Add --output, --fields, --template and --quiet."""
     command = _shared(

@@ -7,7 +7,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -154,20 +154,26 @@ def _unquoted(text: str) -> bytes:
 # --- messages in ---
 
 
-def message_from_json(body: bytes) -> PostedMessage:
-    """Parse a message in JSON. Raises InvalidArgument. The error's message names the wrong
-    field."""
+def json_object(body: bytes, known: Collection[str]) -> dict[str, Any]:
+    """Parse a JSON object that may have only the known fields. Raises InvalidArgument."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
         raise InvalidArgument("the body is not JSON in UTF-8") from None
     if not isinstance(found, dict):
         raise InvalidArgument("expected a JSON object")
-    unknown = sorted(found.keys() - FIELDS)
+    unknown = sorted(found.keys() - known)
     if unknown:
         raise InvalidArgument(
-            f"unknown field {_shown(unknown[0])}", hint=f"known are {', '.join(sorted(FIELDS))}"
+            f"unknown field {_shown(unknown[0])}", hint=f"known are {', '.join(sorted(known))}"
         )
+    return found
+
+
+def message_from_json(body: bytes) -> PostedMessage:
+    """Parse a message in JSON. Raises InvalidArgument. The error's message names the wrong
+    field."""
+    found = json_object(body, FIELDS)
     if "value" not in found:
         raise InvalidArgument(
             "the field 'value' is missing", hint="null deletes a key (a tombstone)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +12,7 @@ from liftlog.protocol.administration import (
     EraseRecords,
     ErasuresAnswer,
 )
-from liftlog.server.http.bodies import bytes_of
+from liftlog.server.http.bodies import bytes_of, json_object
 from liftlog.times import show_time
 
 FIELDS = frozenset(
@@ -36,17 +35,7 @@ _MOST = 1024
 
 def erasure_from_json(stream: str, body: bytes) -> EraseRecords:
     """Parse the body of a request. Raises InvalidArgument, whose message names the wrong field."""
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        raise InvalidArgument("the body is not JSON in UTF-8") from None
-    if not isinstance(found, dict):
-        raise InvalidArgument("expected a JSON object")
-    unknown = sorted(found.keys() - FIELDS)
-    if unknown:
-        raise InvalidArgument(
-            f"unknown field {unknown[0][:40]!a}", hint=f"known are {', '.join(sorted(FIELDS))}"
-        )
+    found = json_object(body, FIELDS)
     keys = _texts(found, "keys")
     encoding = found.get("keys_encoding", "utf-8")
     return EraseRecords(
