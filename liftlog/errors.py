@@ -319,7 +319,7 @@ class CheckpointUncertain(LiftlogError):
 
 class NatsRefused(LiftlogError):
     """NATS refuses the daemon's subscription to the stream's subject, usually because the daemon's
-    user has no permission; or NATS refuses a message that a publisher sent without a request for an
+    user has no permission. Or NATS refuses a message that a publisher sent without a request for an
     ack. The text of the error quotes NATS.
 
     Give the user in the daemon's `nats` settings the permission, see `liftlog docs how-to/nats`. If

@@ -71,8 +71,8 @@ _LOOK_SECONDS = 3.0  # an operator needs the reason soon if no node leads the st
 def stream_commands() -> None:
     """Create, list, describe, change, lease and delete streams.
 
-    Other names are accepted, too: `add`, `list` and `report`, `edit`, `view`, `purge`, `describe`,
-    `delete`.
+    These commands also have other names: `add`, `list` and `report`, `edit`, `view`, `purge`,
+    `describe`, `delete`.
     """
 
 

@@ -262,10 +262,10 @@ def elect(stream: str, node: str | None, lost: list[str], assume_yes: bool) -> E
     cluster makes the first replica the leader again.
 
     If the disks of all nodes that had a complete copy are lost, no node becomes leader
-    automatically. (The exception is a cluster with `cluster.unclean: balanced`, if all remaining
-    replicas are up and can be read.) In this case, pass the lost nodes with --lost, and the node
-    with the best remaining copy with --node. The cluster refuses --lost while the stream has a
-    leader, or while a node that is not in --lost has a complete copy.
+    automatically. The exception is a cluster with `cluster.unclean: balanced`, if all remaining
+    replicas are up and can be read. Otherwise pass the lost nodes with --lost, and the node with
+    the best remaining copy with --node. The cluster refuses --lost while the stream has a leader,
+    or while a node that is not in --lost has a complete copy.
 
     \b
     Examples:

@@ -202,11 +202,11 @@ def forget(node: str) -> ExitCode:
 def restore_metadata(dry_run: bool, assume_yes: bool) -> ExitCode:
     """Restore metadata that the metadata store has lost.
 
-    If someone has restored the store from an older copy, or the store has lost metadata, the nodes
-    write the newest metadata that they have into the store again. They do this automatically only
-    if no missing node can have newer metadata. This command writes the metadata without this
-    condition. Newer metadata of the missing nodes are then lost, and possibly also messages that
-    only these nodes had acked. If you can, start the missing nodes instead.
+    If the store was restored from an older copy, or has lost metadata, the nodes write their newest
+    metadata into the store again. They do this automatically only if no missing node can have newer
+    metadata. This command writes the metadata without this condition. Newer metadata of the missing
+    nodes are then lost, and possibly also messages that only these nodes had acked. If you can,
+    start the missing nodes instead.
 
     \b
     Examples:

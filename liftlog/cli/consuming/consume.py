@@ -161,7 +161,7 @@ Examples:
     "--member",
     metavar="NAME",
     help="With --group: a fixed name. A process that restarts with this name within --session "
-    "gets the same slots. Default: a random name.",
+    "receives the same slots. Default: a random name.",
 )
 @click.option(
     "--session",

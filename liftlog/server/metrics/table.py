@@ -443,8 +443,8 @@ REPLICATION = (
     _counter(
         "elections",
         "Elections that this node won, by `reason`: leader-lost (most replicas received no "
-        "heartbeats from the leader), no-leader (the leader had resigned) or unclean (no "
-        "complete copy was left, and `cluster.unclean` is balanced)",
+        "heartbeats from the leader), no-leader (the leader had resigned), unclean (no complete "
+        "copy existed, and `cluster.unclean` is balanced)",
         "reason",
     ),
     _counter(

@@ -142,7 +142,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "lost_records",
             Severity.ERROR,
-            "Acked records of the stream cannot be read any more.",
+            "Acked records of the stream are damaged or lost, and cannot be read.",
             "`liftlog docs how-to/damage`",
             About.STREAM,
         ),
