@@ -76,8 +76,8 @@ class Load:
         self.checks = 0
 
     def start(self, cluster: Cluster) -> None:
-        # A slow reader may miss a tombstone of a record that it has read before. This reader does
-        # not.
+        # A slow reader may miss a tombstone of a record that it has read before. So this reader
+        # does not read the compacted stream.
         kept = [name for name in self.settings if name != "keyed"]
         self._readers = [CopyReader(cluster, self.settings), CheckpointReader(cluster, kept)]
         if is_torture():

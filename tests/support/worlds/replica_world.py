@@ -97,7 +97,7 @@ class Faults:
     Now and then there is no other fault, and acks must continue if this is promised
     (`replica_progress`)."""
     consumers: float = 1.0
-    """Frequency of steps with consumers with acks; 0 switches them off."""
+    """Probability that a step of consumers with acks follows a step; 0 switches them off."""
     beyond_promises: bool = False
     """More disks are lost than acks have to survive, and an operator elects one of the remaining
     nodes."""
