@@ -1,4 +1,4 @@
-"""Other people's tests of their JetStream clients, run against a core nats-server and a daemon.
+"""Runs the tests of JetStream clients of other projects against a core nats-server and a daemon.
 
 __main__   `make jetstream-clients`: gets the suites, runs them, writes the table
 suite      what the suites have in common

@@ -1,4 +1,4 @@
-"""Get the test suites of JetStream's clients, run them, and write the table of what came out.
+"""Get the test suites of JetStream's clients, run them, and write the table of the results.
 
     python -m jetstream_clients [--client NAME] [-k PATTERN] [--jobs N] [--minutes N] [--verbose]
 
@@ -29,7 +29,7 @@ _IN_MEMORY = Path("/dev/shm")
 
 
 class TimeIsUp(Exception):
-    """What is left was not run."""
+    """The time is over. The remaining tests were not run."""
 
 
 def main() -> None:
@@ -133,7 +133,7 @@ def _has_failed(outcomes: list[Outcome]) -> bool:
 
 
 def _is_part(test: str, other: str) -> bool:
-    """Whether they are the same, or one is a subtest of the other."""
+    """Return True if they are the same test, or one is a subtest of the other."""
     return f"{test}/".startswith(f"{other}/") or f"{other}/".startswith(f"{test}/")
 
 

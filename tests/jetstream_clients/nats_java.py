@@ -1,4 +1,4 @@
-"""nats.java: Maven Central has the sources of its tests, and the release, which they test."""
+"""nats.java: Maven Central has the sources of its tests, and the release that they test."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ class NatsJava(Suite):
             (package / file).write_text(changed)
 
     def _on_java_files(self, path: str) -> None:
-        """As `on_files`, but the test of the word for memory keeps it."""
+        """Like `on_files`, but the test of the word for memory does not change."""
         file = self.directory / path
         text = file.read_text()
         file.write_text(re.sub(r"StorageType\.Memory\b(?!, StorageType\.get)", _ON_DISK, text))
 
     def _compile(self) -> None:
-        """Only what these tests need: `javac` finds it among the sources. And only if one of these
-        is new."""
+        """Compile only the sources that these tests need, which `javac` finds. Does nothing unless
+        one of them is new."""
         classes = self.directory / "classes"
         texts = [file.read_bytes() for file in sorted(self.directory.glob("io/**/*.java"))]
         digest = hashlib.sha256(b"".join(texts)).hexdigest()
@@ -161,7 +161,8 @@ class NatsJava(Suite):
         return {**super().not_run(), ELSEWHERE: count}
 
     def run(self, test: str, servers: Servers) -> list[Outcome]:
-        """A server that a test starts again on the same port comes back to what it stored."""
+        """Run a test. If a test starts a server again on the same port, the server has its stored
+        data."""
         with tempfile.TemporaryDirectory(prefix="nats-java-", ignore_cleanup_errors=True) as own:
             return self.run_in(test, {**servers.environ, "JETSTREAM_CLIENTS_OWN": own})
 

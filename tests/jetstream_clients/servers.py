@@ -30,11 +30,12 @@ from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
 
 _stores: dict[str, threading.Lock] = {}
-"""A server that is started again waits until the one before has let go of what it stored."""
+"""Stores in use. A server that is started again waits until the previous server has released its
+store."""
 
 
 class Servers:
-    """Use as a context manager; `environ` tells a test where the socket is."""
+    """Use as a context manager. `environ` contains the address of the socket for the tests."""
 
     def __init__(self, *, theirs: bool = False) -> None:
         self._theirs = theirs
@@ -118,7 +119,7 @@ def _nats_server(request: dict[str, Any], **options: Any) -> NatsServer:
 
 
 def _say_and_wait(connection: socket.socket, line: str) -> None:
-    """Returns when the client has ended its side."""
+    """Send a line, and return when the client has closed its side."""
     with contextlib.suppress(OSError):
         connection.sendall(line.encode())
         connection.recv(1)

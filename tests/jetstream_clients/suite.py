@@ -1,6 +1,6 @@
-"""A client's test suite: where it comes from, which tests concern liftlog, how one is run.
+"""A client's test suite: its source, the tests that concern liftlog, and the command for one test.
 
-Each test runs in a process of its own, so that one that hangs or panics costs only itself.
+Each test runs in its own process, so a test that hangs or panics affects no other test.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ KINDS = (OBJECTS, PLACES, UNKNOWN, OLDER, CLIENT, SWITCHED_OFF)
 class Outcome(NamedTuple):
     client: str
     test: str
-    """With its group, as the suite names it."""
+    """Name of the test with its group, as in the suite."""
     passed: bool
     text: str
-    """The end of what it printed, if it failed."""
+    """The end of its output if it failed."""
     theirs: bool | None = None
-    """Whether it passes with JetStream itself; None: not tried."""
+    """True if it passes with JetStream itself; None if this was not tried."""
 
 
 class CannotRun(Exception):
@@ -46,7 +46,7 @@ class CannotRun(Exception):
 
 
 def run(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
-    """Raises CannotRun if the program is missing or fails."""
+    """Run a command. Raises CannotRun if the program is missing or fails."""
     try:
         done = subprocess.run(  # type: ignore[call-overload]
             command, capture_output=True, text=True, errors="replace", check=False, **options
@@ -60,7 +60,8 @@ def run(command: Sequence[str], **options: object) -> subprocess.CompletedProces
 
 
 def put(file: Path, text: str) -> None:
-    """Write it unless it is there: Cargo builds again what is newer than its result."""
+    """Write the text unless the file already has it, because Cargo builds again if a file is newer
+    than its result."""
     if not file.exists() or file.read_text() != text:
         file.write_text(text)
 
@@ -68,22 +69,22 @@ def put(file: Path, text: str) -> None:
 class Suite:
     name = version = source = ""
     outside: ClassVar[Mapping[str, str]] = {}
-    """Tests that are not run on liftlog: names by kind. The first match counts."""
+    """Tests that are not run with liftlog: names by kind. The first match counts."""
     other_files: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Files of tests of JetStream of which none is run, by kind."""
+    """Files of JetStream tests that are not run, by kind."""
     one_test = r"(?!)"
-    """The beginning of each test in such a file, to count them."""
+    """The beginning of each test in such a file, to count the tests."""
     seconds = 240.0
     """The longest time for one test."""
     can_be_beside_itself = True
-    """Whether several tests may run at a time."""
+    """True if several tests may run at a time."""
 
     def kind_outside(self, test: str) -> str:
         """The kind of a test that is not run on liftlog; empty if it is run."""
         return next((kind for kind, names in self.outside.items() if re.search(names, test)), "")
 
     def not_run(self) -> dict[str, int]:
-        """How many tests, by kind."""
+        """Return the number of tests that are not run, by kind."""
         counts = Counter(kind for test in self.tests() if (kind := self.kind_outside(test)))
         for kind, files in self.other_files.items():
             for file in files:
@@ -92,22 +93,22 @@ class Suite:
         return dict(counts)
 
     def prepare(self) -> None:
-        """Get and build what the tests need. Raises CannotRun."""
+        """Download and build everything that the tests need. Raises CannotRun."""
         raise NotImplementedError
 
     def tests(self) -> list[str]:
         raise NotImplementedError
 
     def command(self, test: str) -> tuple[list[str], Path]:
-        """And the directory it runs in."""
+        """Return the command and its working directory."""
         raise NotImplementedError
 
     def outcomes(self, test: str, status: int, output: str) -> list[Outcome]:
         return [Outcome(self.name, test, status == 0, "" if status == 0 else output[-3000:])]
 
     def on_files(self, *paths: str) -> None:
-        """Where a test asks for memory storage, which is refused, have it ask for files: otherwise
-        nothing else of it would be tried."""
+        """Let tests that request memory storage, which is refused, request file storage. Without
+        this change, the other parts of such a test would not be tested."""
         for path in paths:
             file = self.directory / path
             text = file.read_text()

@@ -1,6 +1,6 @@
 """The test suites of the clients.
 
-A registry is the source, as for any user; the version is pinned.
+Each comes from a registry, as for any user; the versions are pinned.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from liftlog.server.life.embedded import find_nats_server
 
 
 class NatsPy(Suite):
-    """Newer source distributions have no tests, and this one lacks their tests/utils.py."""
+    """The tests of nats-py. Newer source distributions have no tests, and this one lacks their
+    tests/utils.py."""
 
     name, version, source = "nats-py", "2.14.0", "PyPI, source distribution"
     can_be_beside_itself = False  # its tests want one port
@@ -82,8 +83,8 @@ _NATS_SERVER = "github.com/nats-io/nats-server/v2"
 
 
 class NatsGo(Suite):
-    """Its tests start nats-server inside their own process. Two functions of a copy of
-    nats-server are replaced for that. Later versions ask a container for servers."""
+    """The tests of nats.go, which start nats-server inside of their own process. For that, two
+    functions in a copy of nats-server are replaced. Later versions get servers from a container."""
 
     name, version, source = "nats.go", "1.48.0", "Go module proxy"
     outside: ClassVar[Mapping[str, str]] = {
@@ -111,7 +112,7 @@ class NatsGo(Suite):
         run(["go", "test", "-c", *options, "-o", "test.bin", "."], cwd=self._tests)
 
     def _replace_server(self) -> None:
-        """A modfile that names a copy of nats-server's module, in which two functions are ours."""
+        """Write a modfile that names a copy of nats-server's module with two functions of ours."""
         go = ["go", "list", "-m", "-modfile=go_test.mod", "-json", _NATS_SERVER]
         run(["go", "mod", "download", "-modfile=go_test.mod"], cwd=self.directory)
         module = Path(json.loads(run(go, cwd=self.directory).stdout)["Dir"])
@@ -141,7 +142,7 @@ class NatsGo(Suite):
         return [binary, "-test.v", "-test.timeout=200s", f"-test.run=^{test}$"], self._tests
 
     def outcomes(self, test: str, status: int, output: str) -> list[Outcome]:
-        """Each subtest counts; a test without subtests counts itself."""
+        """Return the outcomes. Each subtest counts; a test without subtests counts once."""
         results = dict(
             re.findall(r"^\s*--- \w+: (\S+)", output, re.MULTILINE)
             and [
@@ -151,7 +152,7 @@ class NatsGo(Suite):
             ]
         )
         if status and test not in results:
-            results[test] = False  # a panic, or it took too long
+            results[test] = False  # a panic, or a timeout
         inner = {name.rpartition("/")[0] for name in results}
         leaves = {name: ok for name, ok in results.items() if name not in inner}
         if status and all(leaves.values()):
@@ -163,7 +164,7 @@ class NatsGo(Suite):
 
 
 def _about(output: str, test: str) -> str:
-    """What a Go test printed before its result."""
+    """Return the output of a Go test before its result."""
     lines = output.splitlines()
     for number, line in enumerate(lines):
         if line.strip().startswith(f"--- FAIL: {test} "):
@@ -177,12 +178,12 @@ _LEAN = {
     "CARGO_PROFILE_TEST_DEBUG": "0",
     "CARGO_INCREMENTAL": "0",
 }
-"""Builds in a fourth of the time."""
+"""Options with which builds take a fourth of the time."""
 
 
 class AsyncNats(Suite):
-    """Its package has the tests, but not the crate with which they start servers: there is one of
-    ours in its place."""
+    """The tests of async-nats. Its package contains the tests, but not the crate with which they
+    start servers. This module has a replacement."""
 
     name, version, source = "async-nats", "0.51.0", "crates.io"
     outside: ClassVar[Mapping[str, str]] = {
@@ -221,7 +222,7 @@ class AsyncNats(Suite):
                 self._binaries.append(artifact["executable"])
 
     def _download(self) -> Path:
-        """Cargo gets a crate for one that needs it."""
+        """Let Cargo download a crate, as a dependency of another crate."""
         asking = self.directory.with_name("crates")
         _write_crate(asking, "crates", f'[dependencies]\n{self.name} = "={self.version}"\n')
         described = json.loads(run(["cargo", "metadata", "--format-version=1"], cwd=asking).stdout)
@@ -251,8 +252,8 @@ def _write_crate(directory: Path, name: str, dependencies: str) -> None:
 
 
 class NatsJs(Suite):
-    """Its packages have no tests, so they come from its repository. They are for Deno, which npm
-    has. What they import from JSR comes from npm, or there is a module of ours in its place."""
+    """The tests of nats.js. Its packages have no tests, so they come from its repository. They need
+    Deno, which npm has. Imports from JSR come from npm, or from a module of ours."""
 
     name, version, source = "nats.js", "3.4.0", "its repository"
     outside: ClassVar[Mapping[str, str]] = {
@@ -314,7 +315,7 @@ class NatsJs(Suite):
         self.on_files("jetstream/src/jsapi_types.ts")
 
     def _cloned(self) -> str:
-        """A repository in a directory that is given, or the public one."""
+        """Return a repository in a given directory, or a clone of the public one."""
         if given := os.environ.get(self._given):
             return given
         repository = BUILD / "nats.js.git"
@@ -328,7 +329,7 @@ class NatsJs(Suite):
         return str(repository)
 
     def _configuration(self) -> dict[str, object]:
-        """Of Deno: where each import is found."""
+        """Return the configuration of Deno: the place of each import."""
         modules = {
             "@std/assert": "./nats_js_assert.ts",
             "@std/io": "./nats_js_io.ts",
@@ -343,7 +344,7 @@ class NatsJs(Suite):
         return {"nodeModulesDir": "manual", "imports": modules, "scopes": scopes}
 
     def _wait_longer(self) -> None:
-        """The tests give a server 5 s to start; here a daemon starts beside it."""
+        """Raise the time limit for a server start, which is 5 s, because a daemon starts, too."""
         launcher = self.directory / "nst/src/launcher.ts"
         text = launcher.read_text()
         changed = re.sub(r"(?<=\s)5000,(?=\s+\{ name)", "60_000,", text)

@@ -1,4 +1,4 @@
-"""What came out, as docs/reference/jetstream-clients.md shows it.
+"""Writes the results to docs/reference/jetstream-clients.md.
 
 A test that fails counts as *refused by design* only if refused.yaml names it, with the reason. What
 fails with JetStream itself, too, is *no measure*. Any other one counts as *failed*.
@@ -47,7 +47,7 @@ def _reasons() -> dict[str, list[tuple[re.Pattern[str], str]]]:
 
 
 def reason(outcome: Outcome) -> str:
-    """Why a test that failed was refused; empty if no one has said so."""
+    """Return the reason why a failed test was refused; empty if there is none."""
     for pattern, text in _reasons().get(outcome.client, []):
         if pattern.search(outcome.test):
             return text
@@ -69,14 +69,14 @@ class Result(NamedTuple):
     version: str
     source: str
     revisions: Mapping[str, int]
-    """How many tests were last run at each revision of liftlog."""
+    """Number of tests that were last run at each revision of liftlog."""
     run: int
-    """Test functions that were run: each may bring several outcomes, one for each subtest."""
+    """Test functions that were run. Each may have several outcomes, one for each subtest."""
     not_run: Mapping[str, int]
-    """And those that were not, by kind. A kind that nobody counted is not there."""
+    """Numbers of tests that were not run, by kind. Kinds that were not counted are missing."""
     passed: int
     others: Sequence[tuple[str, bool | None]]
-    """Each test that failed, and whether it passes with JetStream itself."""
+    """Each failed test, and whether it passes with JetStream itself."""
 
     def outcomes(self) -> list[Outcome]:
         """Rows of the tests that failed."""

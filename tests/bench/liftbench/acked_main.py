@@ -1,6 +1,6 @@
-"""Consumers with acks over NATS beside JetStream with file storage, on one machine: throughput,
-latency, processor time, memory. Within a round both sides take turns with the same client, and the
-side that begins changes from round to round. The table shows medians of the rounds."""
+"""Compares consumers with acks over NATS with JetStream with file storage, on one machine:
+throughput, latency, processor time, memory. Within a round both sides take turns with the same
+client; the side that begins changes from round to round. The table shows medians of the rounds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _QUICK = 0.1
 
 
 class Aim(NamedTuple):
-    """One figure of a row. `must` and `reach`: limits that it should not exceed, or fall below if
-    `is_least`."""
+    """One figure of a row, with its limits `must` and `reach`. The figure should not exceed them
+    or, if `is_least`, not be below them."""
 
     name: str
     text: str
@@ -42,10 +42,10 @@ class Row(NamedTuple):
     measure: Callable[[Round], Found]
     aims: Sequence[Aim]
     is_once: bool = False
-    """It takes long, and is measured in the first round only."""
+    """True if the row takes long, and is measured only in the first round."""
 
     clients: Sequence[str] = ()
-    """Clients of other languages whose workers it needs."""
+    """Clients of other languages whose workers are needed."""
 
 
 _ALL_CLIENTS = ("nats.go", "nats.js", "nats.java", "async-nats")
@@ -220,7 +220,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, list[Foun
 
 
 def show(found: dict[str, list[Found]]) -> bool:
-    """Print the table. Returns False if a figure misses its must."""
+    """Print the table. Returns False if a figure does not meet its must."""
     is_met = True
     print("| | figure | must | reach | measured | rounds |\n|---|---|---|---|---|---|")
     for row in ROWS:

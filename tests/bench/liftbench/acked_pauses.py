@@ -1,5 +1,5 @@
-"""Pauses of deliveries after a daemon was killed: workers of other languages with the expiry and
-the heartbeat that their clients use by default, since other values hide stalls."""
+"""Measures pauses of deliveries after a kill of the daemon. The workers of other languages use the
+default expiry and heartbeat of their clients, because other values hide stalls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SETTLED_SECONDS = 0.5
 
 
 class _Watcher:
-    """A worker that waits for the answer to each ack. `times` are those of its deliveries, in
+    """A worker that waits for the answer to each ack. `times` are the times of its deliveries, in
     seconds since 1970."""
 
     def __init__(self, program: Program, side: Side, stream: str) -> None:
@@ -71,7 +71,7 @@ class _Watcher:
 
 @contextmanager
 def _watchers(setting: Round, side: Side, stream: str) -> Iterator[list[_Watcher]]:
-    """Workers of the stream, each with a consumer of its own, while messages are published."""
+    """Yield workers of the stream, each with its own consumer, while messages are published."""
     ends = threading.Event()
 
     def publish() -> None:
@@ -115,8 +115,8 @@ def _figures(pauses: list[float], watchers: list[_Watcher]) -> Found:
 
 
 def after_kill(setting: Round) -> Found:
-    """Seconds from the moment at which a daemon that was killed is ready again to the next delivery
-    of each worker."""
+    """Return the seconds from the moment at which a killed daemon is ready again to the next
+    delivery of each worker."""
     ours, pauses = setting.ours, list[float]()
     daemon = ours.server
     assert isinstance(daemon, Daemon)
@@ -134,8 +134,8 @@ def after_kill(setting: Round) -> Found:
 
 
 def after_leader_kill(setting: Round) -> Found:
-    """The longest time between two deliveries of each worker while the leader of its stream is
-    killed and another node takes over."""
+    """Return the longest time between two deliveries of each worker, while the leader of its stream
+    is killed and another node takes over."""
     pauses = list[float]()
     directory = setting.directory / "cluster"
     leaf = {"listen": "127.0.0.1:-1"}

@@ -35,7 +35,8 @@ Found = dict[str, float]
 
 
 class Round(NamedTuple):
-    """`share`: a number from 0 to 1, of the messages of the full benchmark."""
+    """The settings of a round. `share` is the share of the messages of the full benchmark, from 0
+    to 1."""
 
     sides: Sequence[Side]
     share: float
@@ -51,7 +52,7 @@ class Round(NamedTuple):
 
 
 _MOST_OF_CLIENT = 4_000
-"""Consumers that one connection creates; the daemon permits 5,000."""
+"""Number of consumers that one connection creates. The daemon permits 5,000."""
 
 
 def percentile(times: Sequence[float], share: float) -> float:
@@ -60,7 +61,7 @@ def percentile(times: Sequence[float], share: float) -> float:
 
 @contextmanager
 def _work(side: Side, count: int) -> Iterator[tuple[str, str]]:
-    """A stream with messages, and a consumer of it."""
+    """Yield a stream with messages, and a consumer of it."""
     with side.stream(count) as stream, side.connect() as raw:
         yield stream, side.consumer(raw, stream)
 
@@ -71,7 +72,7 @@ def _ratio(rates: Found) -> float:
 
 
 def _rates(setting: Round, count: int, run: Callable[[Side, str, str], float]) -> Found:
-    """Messages per second of each side."""
+    """Return the messages per second of each side."""
     rates = {}
     for side in setting.sides:
         with _work(side, count) as place:
@@ -111,7 +112,7 @@ def consumed_by(client: str) -> Callable[[Round], Found]:
 
 
 def worked_on_socket(setting: Round) -> Found:
-    """Batches over the pull socket, each acked and confirmed, beside nats.go on JetStream."""
+    """Compare batches over the pull socket, each acked and confirmed, with nats.go on JetStream."""
     count, rates = setting.count(200_000), {}
     found = [one for one in setting.programs if one.client == "nats.go"]
     for side in setting.sides:
@@ -167,7 +168,7 @@ def created_and_deleted(setting: Round) -> Found:
 
 
 def beside_busy(setting: Round, consumers: int = 16) -> Found:
-    """Acks of a publisher of 1,000 messages a second."""
+    """Measure the acks of a publisher of 1,000 messages a second."""
     ours = setting.ours
     with ExitStack() as stack, ours.connect() as raw:
         streams = [stack.enter_context(ours.stream(1000)) for _ in range(consumers)]
@@ -189,7 +190,7 @@ def beside_busy(setting: Round, consumers: int = 16) -> Found:
 
 
 def syncs_of_plain_acks(setting: Round, streams: int = 200) -> Found:
-    """fdatasyncs a second while each of 200 consumers acks ten messages a second."""
+    """Count the fdatasyncs per second while each of 200 consumers acks ten messages a second."""
     ours, each, seconds = setting.ours, 50, 5.0
     daemon = ours.server
     assert isinstance(daemon, Daemon)
@@ -217,8 +218,8 @@ def syncs_of_plain_acks(setting: Round, streams: int = 200) -> Found:
 
 
 def with_many_waiting(setting: Round, most: int = 10_000, few: int = 10) -> Found:
-    """Processor time of a commit beside consumers whose pulls wait for other subjects: 10, 10,000
-    with one filter, 10,000 with a filter each."""
+    """Measure the processor time of a commit while the pulls of other consumers wait for other
+    subjects: 10 consumers, 10,000 with one filter, and 10,000 with a filter each."""
     many = setting.count(most)
     base = _commit_us(setting.ours, few, "one")
     one, each = (_commit_us(setting.ours, many, kind) for kind in ("one", "each"))
@@ -280,7 +281,7 @@ def idle(setting: Round, consumers: int = 1000) -> Found:
 
 
 def _rest(side: Side, seconds: float = 5.0) -> float:
-    """Share of a processor that the idle server takes."""
+    """Return the share of a processor that the idle server uses."""
     before = side.processor_seconds()
     time.sleep(seconds)
     return (side.processor_seconds() - before) / seconds

@@ -1,5 +1,5 @@
-"""A nats-server with JetStream, and the daemon beside a nats-server of its own: the same requests
-for both, and the processor time of the process that serves consumers."""
+"""A nats-server with JetStream, and the daemon with its own nats-server. Both get the same
+requests, and the processor time of the process that serves consumers is measured."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Side(NamedTuple):
         return RawNats(self.port, timeout=PATIENCE_SECONDS)
 
     def api(self, raw: RawNats, subject: str, body: object = None) -> Any:
-        """Raises RuntimeError with the error of the answer."""
+        """Send a request. Raises RuntimeError with the error of the answer."""
         payload = b"" if body is None else json.dumps(body)
         answer = raw.request(f"$JS.API.{subject}", payload).json()
         if "error" in answer:
@@ -49,7 +49,8 @@ class Side(NamedTuple):
 
     @contextmanager
     def stream(self, count: int = 0, **more: object) -> Iterator[str]:
-        """A stream that has so many messages, and records `<name>.>`; deleted in the end."""
+        """Yield a stream with this number of messages, which records `<name>.>`. It is deleted at
+        the end."""
         name = f"s{next(_numbers)}"
         config = {"name": name, "subjects": [f"{name}.>"], "storage": "file", **more}
         with self.connect() as raw:
@@ -99,7 +100,7 @@ class Side(NamedTuple):
                     raise RuntimeError(f"{self.name}, {stream}: {answer['error']}")
 
     def unacked(self, raw: RawNats, stream: str, name: str) -> int:
-        """Messages that are pending or not yet delivered."""
+        """Return the number of messages that are pending or not yet delivered."""
         info = self.api(raw, f"CONSUMER.INFO.{stream}.{name}")
         return int(info["num_ack_pending"]) + int(info["num_pending"])
 
@@ -111,7 +112,8 @@ class Side(NamedTuple):
             time.sleep(0.02)
 
     def processor_seconds(self) -> float:
-        """Processor time of all threads of the server so far, those that ended included."""
+        """Return the processor time that all threads of the server have used so far, including
+        ended threads."""
         return processor_seconds(self.pid)
 
 

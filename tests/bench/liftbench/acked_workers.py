@@ -1,4 +1,5 @@
-"""Workers on bare sockets: they cost so little that the servers are measured and not they."""
+"""Workers on plain sockets. They use so little time that the result shows the speed of the
+servers."""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ def published_to_pull(
     side: Side, stream: str, name: str, count: int
 ) -> tuple[list[float], list[float]]:
     """Publish single messages while a pull waits. Returns the seconds from the publisher's ack to
-    the delivery (negative if it came first), and those from publishing to the delivery."""
+    the delivery (negative if the delivery arrived first), and the seconds from publishing to the
+    delivery."""
     after_ack, whole = [], []
     with side.connect() as raw, side.connect() as publisher:
         raw.sub(b"_INBOX.wait")
@@ -166,7 +168,7 @@ def create_and_delete(side: Side, stream: str, count: int) -> tuple[list[float],
 
 
 async def fetch_in_python(side: Side, stream: str, name: str, count: int) -> float:
-    """nats-py: `fetch(100)`, and an ack of each message. Returns the seconds."""
+    """Run `fetch(100)` of nats-py, and ack each message. Returns the seconds."""
     client = await nats.connect(f"nats://127.0.0.1:{side.port}")
     try:
         js = client.jetstream(timeout=PATIENCE_SECONDS)

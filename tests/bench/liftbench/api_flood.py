@@ -1,7 +1,6 @@
-"""A calm publisher while another client floods `$JS.API` with one kind of request: how long its
-acks take. The flooder is a process of its own. What it sends to a subject that no one hears shows
-what NATS and the processor have to do with it, and not the daemon. There are no figures to
-reach."""
+"""Measures the acks of a calm publisher while another client floods `$JS.API` with one kind of
+request. The flooding client is a process of its own. A flood of a subject without subscribers shows
+the influence of NATS and the processor without the daemon. There are no figures to reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two figures that are not speeds: what a flood without acks costs, and what idling costs."""
+"""Two figures that are no speeds: the effect of a flood without acks, and the cost of idling."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _SETTLE_SECONDS = 5.0
 
 
 def flood(directory: Path, measured: Measurements, progress: Progress, *, repeats: int) -> None:
-    """One connection publishes without asking for acks as fast as nats-server takes it.
+    """Publish over one connection without requesting acks, as fast as nats-server accepts messages.
 
-    Counted through the client; the daemon is fresh, so that its peak memory is the flood's.
+    The result is counted by the client. The daemon is new, so its peak memory is caused by the
+    flood.
     """
     bound = Settings().ingest.max_pending_bytes
     for count in FLOODS:
@@ -46,7 +47,8 @@ def flood(directory: Path, measured: Measurements, progress: Progress, *, repeat
 
 
 def _where_lost(system: Liftlog) -> str:
-    """Whether NATS cut us off as a slow consumer, or the stream refused."""
+    """Return the reason for lost messages: NATS closed the connection of a slow consumer, or the
+    stream refused them."""
     counts = []
     for metric in (
         "liftlog_nats_disconnects_total",
@@ -54,13 +56,13 @@ def _where_lost(system: Liftlog) -> str:
         "liftlog_possible_loss_events_total",
         "liftlog_refused_total",
     ):
-        with contextlib.suppress(KeyError):  # a labelled one exists only once it has counted
+        with contextlib.suppress(KeyError):  # a labelled metric exists only after its first count
             counts.append(f"{metric}={system.daemon.metric(metric):,.0f}")
     return " ".join(counts)
 
 
 def flood_jetstream(directory: Path, measured: Measurements, progress: Progress) -> None:
-    """For comparison only: what JetStream keeps of the same flood."""
+    """Measure, for comparison only, how many messages of the same flood JetStream stores."""
     for count in FLOODS:
         settle_disk()
         with JetStream(directory / f"flood-jetstream-{count}", always=False) as system:
@@ -78,7 +80,8 @@ def _flood(port: int, count: int) -> float:
 
 
 def idle(directory: Path, measured: Measurements, progress: Progress, *, seconds: float) -> None:
-    """CPU time of the daemon and its workers with 100 attached streams and no message."""
+    """Measure the CPU time of the daemon and its workers with 100 attached streams and no
+    messages."""
     streams = {f"idle-{n:03d}": {"subject": f"bench.idle.{n}"} for n in range(_IDLE_STREAMS)}
     with Liftlog(directory / "idle", streams=streams) as system:
         time.sleep(_SETTLE_SECONDS)  # start-up work is not idling

@@ -1,4 +1,4 @@
-"""How many rounds there is time for."""
+"""Limits the number of rounds by time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 
 class Rounds:
-    """`most` rounds of each figure, and one of those that begin when the time is over: a loaded
-    machine then measures everything, but less often."""
+    """Runs `most` rounds of each figure. Figures that begin after the time limit get one round, so
+    that a loaded machine measures all figures, but less often."""
 
     def __init__(
         self, most: int, seconds: float, *, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""Compaction, re-batching and recovery: their speed, and what they cost those who publish."""
+"""Measures compaction, re-batching and recovery: their speed, and their effect on publishers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _stream(
     per_batch: int = _PER_BATCH,
     first_is_clean: bool = False,
 ) -> dict[str, Any]:
-    """Records of 100 bytes with their keys. With a clean first segment the dirty ratio is below 1,
-    so that the daemon does not compact it before it is asked to."""
+    """Return a stream of records of 100 bytes with keys. With a clean first segment, the dirty
+    ratio is below 1, so that the daemon does not compact it before the request."""
     settings = {
         "subject": f"stored.{name}",
         "dedupe_window": "0s",
@@ -63,7 +63,7 @@ def _stream(
 def compaction(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, share: float
 ) -> None:
-    """10 million records of 100 bytes, 1 million keys, unthrottled, in one process."""
+    """Compact 10 million records of 100 bytes with 1 million keys, unthrottled, in one process."""
     count, keys = int(10_000_000 * share), int(1_000_000 * share)
     for number in range(rounds):
         data_dir = directory / "compaction"
@@ -79,7 +79,7 @@ def compaction(
             raise WorkerFailed(f"{told['records_out']} records stay for {told['keys']} keys")
         speed = told["bytes_in"] / told["seconds"] / 1e6
         measured.add(LIFTLOG, "compaction", speed)
-        # What it takes of a core that others use as well tells more on a busy machine.
+        # On a busy machine, the processor time says more than the elapsed time.
         measured.add(LIFTLOG, "compaction-cpu", speed / told["cpu"])
         progress.say(
             f"round {number + 1}/{rounds} compaction {speed:,.0f} MB/s "
@@ -91,8 +91,8 @@ def compaction(
 def compaction_of_headers(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, share: float
 ) -> None:
-    """2 million records of 100 bytes, 200,000 keys, with a header block of as many bytes as a key
-    and an id take, and without one."""
+    """Compact 2 million records of 100 bytes with 200,000 keys, with and without a header block of
+    the size of a key and an id."""
     count, keys = int(2_000_000 * share), int(200_000 * share)
     blocks = {"keyed-input": "", "headers-input": HEADER_BLOCK}
     for number in range(rounds):
@@ -130,7 +130,7 @@ def memory_per_key(measured: Measurements, progress: Progress, *, rounds: int) -
 def recovery(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, share: float
 ) -> None:
-    """An active segment of 1 GB of which no recovery point says anything, from the page cache."""
+    """Recover an active segment of 1 GB without a recovery point, from the page cache."""
     count = int(10_000_000 * share)
     for number in range(rounds):
         data_dir = directory / "recovery"
@@ -167,7 +167,7 @@ def _daemon(directory: Path, settings: dict[str, Any]) -> Iterator[tuple[Daemon,
 def rebatching(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, share: float
 ) -> None:
-    """One log of one-record batches twice: as it was written, and re-batched by the daemon."""
+    """Read one log of one-record batches twice: as it was written, and re-batched by the daemon."""
     count = int(_TINY * share)
     place = directory / "rebatching"
     before = _stream("tiny", count, keys=0, per_batch=1)
@@ -198,7 +198,7 @@ def rebatching(
 
 
 def _read(daemon: Daemon, stream: str, count: int) -> float:
-    """Records per second, the best of three passes."""
+    """Return the records per second of the best of three passes."""
     spec = {
         "mode": "liftlog",
         "address": daemon.pull_address,
@@ -220,10 +220,10 @@ def beside_publishers(
     rounds: int,
     seconds: float,
 ) -> None:
-    """Half of the peak load offered, with a compaction at its default rate and without one."""
+    """Publish at half of the peak load, with and without a compaction at its default rate."""
     place = directory / "beside"
-    # A pass must outlast the run: it reads each of its bytes twice, without a limit until the
-    # publishers have started, and at 32 MiB/s from then on.
+    # The pass must take longer than the run. It reads each byte twice: without a limit until the
+    # publishers have started, and then at 32 MiB/s.
     count = int((seconds + 6) * 24e6 / RECORD_BYTES)
     names = [f"dirty-{number}" for number in range(rounds)]
     streams = [_stream(name, count, keys=count // 10, first_is_clean=True) for name in names]
@@ -252,7 +252,7 @@ def beside_publishers(
 
 
 def _peak(port: int) -> float:
-    """Of a publisher that always has 800 messages in flight."""
+    """Return the peak rate of a publisher that always has 800 messages in flight."""
     spec = {"port": port, "subject": _SUBJECT, "connections": 8, "in_flight": 100, "seconds": 2.0}
     return float(run_worker("publisher", spec)["rate"])
 

@@ -1,4 +1,5 @@
-"""Many consumers in one process: they tail a stream, commit checkpoints, or read through a filter.
+"""Runs many consumers in one process, which tail a stream, commit checkpoints, or read with a
+filter.
 
     python -m bench.liftbench.consumers '{"mode": "tail", "address": ..., "stream": ...}'
 
@@ -29,7 +30,7 @@ from liftlog.protocol.messages import Done
 _LOOK_SECONDS = 0.005
 
 Delays = list[tuple[float, int]]
-"""Seconds, and how many records waited that long or less."""
+"""Pairs of seconds, and the number of records that waited this long or less."""
 
 
 async def _connected(stack: AsyncExitStack, spec: dict[str, Any]) -> list[Client]:
@@ -37,14 +38,15 @@ async def _connected(stack: AsyncExitStack, spec: dict[str, Any]) -> list[Client
 
 
 async def tail(spec: dict[str, Any]) -> dict[str, Any]:
-    """Each reads `records` records from offset `start` on, or for ever when that is null."""
+    """Let each consumer read `records` records from offset `start` on, or without end if `records`
+    is null."""
     delays: Delays = []
     received = [0] * spec["count"]
     end = None if spec["records"] is None else spec["start"] + spec["records"]
 
     async def follow(number: int, client: Client) -> None:
         async for batch in client.read_batches(spec["stream"], spec["start"], end):
-            # From the stamp that the oldest record of the batch got before it was committed.
+            # From the timestamp of the oldest record of the batch, which precedes the commit.
             delays.append((time.time() - batch.header.base_timestamp_ns / 1e9, len(batch)))
             received[number] += len(batch)
 
@@ -76,7 +78,7 @@ def _percentile(delays: Delays, share: float) -> float:
 
 
 async def checkpoints(spec: dict[str, Any]) -> dict[str, Any]:
-    """Each commits one checkpoint after the other for `seconds`."""
+    """Let each consumer commit one checkpoint after the other for `seconds`."""
     offset = spec["offset"]
 
     async def commit(number: int, client: Client, end: float) -> int:
@@ -96,7 +98,7 @@ async def checkpoints(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 async def filtered(spec: dict[str, Any]) -> dict[str, Any]:
-    """One reads all that matches `subject`."""
+    """Read all records that match `subject`."""
     records = 0
     async with AsyncExitStack() as stack:
         (client,) = await _connected(stack, spec)
@@ -110,7 +112,7 @@ async def filtered(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Progress:
-    """How many records were read until now, and at which times."""
+    """The number of records that were read so far, and the times."""
 
     def __init__(self, total: int) -> None:
         self.done = 0
@@ -130,10 +132,10 @@ class _Progress:
 
 
 async def group(spec: dict[str, Any]) -> dict[str, Any]:
-    """The members of one group read all records, or with `count` 0 a plain reader does; record by
-    record, or `by_batch`: lists of records. Counts from when all have joined, which `joined`
-    says, until `records` were read; `seen` is how many had been read at which times, and
-    `shares` how many each member read."""
+    """Let the members of one group read all records or, with `count` 0, a plain reader. They read
+    single records or, with `by_batch`, lists of records. The time counts from the moment at which
+    all have joined, printed as `joined`, until `records` were read. `seen` contains the number of
+    records read at several times, and `shares` the number of records of each member."""
     joined = 0
     shares = [0] * spec["count"]
     by_batch, progress = spec["by_batch"], _Progress(spec["records"])
@@ -199,8 +201,8 @@ async def group(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 async def group_member(spec: dict[str, Any]) -> dict[str, Any]:
-    """One member until SIGTERM: when each record came, of which slot, and how long after its
-    timestamp; and which slots came and went."""
+    """Run one member until SIGTERM. Reports the time of each record, its slot and its delay after
+    the timestamp, and the gained and lost slots."""
     records: list[tuple[float, int, float]] = []
     moves: list[tuple[float, list[int]]] = []
 
@@ -223,9 +225,9 @@ async def group_member(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 async def member(spec: dict[str, Any]) -> dict[str, Any]:
-    """A process with one member of a group of `count`, or with a plain reader if that is 0. Says
-    `joined` when it has its share, begins when it is told a line, and ends a second after the last
-    record."""
+    """Run one member of a group of `count` in this process, or a plain reader if `count` is 0.
+    Prints `joined` when it has its share, begins after a line of input, and ends a second after the
+    last record."""
     count, by_batch, taken = spec["count"], spec["by_batch"], 0
     loop = asyncio.get_running_loop()
     async with connect(spec["address"]) as client:
@@ -278,12 +280,12 @@ async def member(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 async def attend(member: Any) -> None:
-    """Slots come and go, as between two records, without taking one."""
+    """Handle gained and lost slots, as between two records, without returning a record."""
     await member._attend()
 
 
 async def group_commits(spec: dict[str, Any]) -> dict[str, Any]:
-    """The member of each of many groups commits all of its slots, again and again."""
+    """Let the member of each of many groups commit all its slots repeatedly."""
 
     async def commit(number: int, client: Client, end: float) -> int:
         name, session = f"bench-{number}", router_of(client)

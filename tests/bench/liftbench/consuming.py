@@ -1,4 +1,4 @@
-"""Consumers: many that tail one stream, cold reads, filters, durable checkpoints."""
+"""Measures consumers: many that tail one stream, cold reads, filters, and durable checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GROUPED_BYTES = 256
 _LIVE_RATE = 100_000
 _LIVE_SECONDS = 4.0
 _LIVE_BEGIN_SECONDS = 1.0
-"""Not counted: connections and caches are new."""
+"""Seconds at the beginning that do not count, because connections and caches are new."""
 _MEMBERS = 16
 
 
@@ -59,7 +59,8 @@ def _told(process: subprocess.Popen[str], *, timeout: float = 120) -> dict[str, 
 def tailing(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
 ) -> None:
-    """Every message at a steady rate to 64 consumers, and how long the last ones waited."""
+    """Deliver every message at a steady rate to 64 consumers, and measure the delay of the slowest
+    ones."""
     with Liftlog(directory / "tailing") as system:
         for number in range(rounds):
             stream = f"tailed-{number}"
@@ -101,7 +102,8 @@ def _tail(system: Liftlog, stream: str, *, records: int | None) -> dict[str, Any
 def beside_consumers(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
 ) -> None:
-    """The peak of eight publishers, with 64 consumers that tail the stream and without."""
+    """Measure the peak rate of eight publishers, with and without 64 consumers that tail the
+    stream."""
     with Liftlog(directory / "beside-consumers") as system:
         for number in range(rounds):
             rates = {}
@@ -136,7 +138,7 @@ def beside_consumers(
 
 
 def cold(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
-    """Files that are not in the page cache: our client beside `cat`."""
+    """Read files that are not in the page cache, with our client and with `cat`."""
     with Liftlog(directory / "cold") as system:
         system.create("cold", "bench.cold")
         fill = {
@@ -192,7 +194,7 @@ def _cat(files: Sequence[tuple[str, int]]) -> float:
 
 
 def filtering(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
-    """What is sent to a consumer whose filter matches one record in a hundred."""
+    """Measure the data sent to a consumer whose filter matches one record in a hundred."""
     with Liftlog(directory / "filtered") as system:
         system.create("filtered", "bench.filtered.*")
         payload = b"x" * _TAILED_BYTES
@@ -232,7 +234,7 @@ def filtering(directory: Path, measured: Measurements, progress: Progress, *, ro
 def checkpoints(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
 ) -> None:
-    """100 consumers, each with a connection, commit one checkpoint after the other."""
+    """Let 100 consumers with a connection each commit one checkpoint after the other."""
     with Liftlog(directory / "checkpoints") as system:
         system.create("read", "bench.read")
         fill = {
@@ -261,9 +263,10 @@ def checkpoints(
 
 
 def groups(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
-    """A group of 16 members beside one plain reader, both record by record and by batch, by the
-    clock of this machine, and from processor time: as if each member, the reader and the daemon had
-    a core of its own; then what takes longest there is the throughput."""
+    """Compare a group of 16 members with one plain reader, by record and by batch. The first result
+    is the time on this machine. The second result is computed from processor times, as if each
+    member, the reader and the daemon had its own core: the slowest of them determines the
+    throughput."""
     settings = {"subject": "bench.grouped"}
     stream = {"name": "grouped", "settings": settings, "count": _GROUPED_RECORDS, "per_batch": 250,
               "value_bytes": _GROUPED_BYTES, "keys": 5000, "first_is_clean": False}  # fmt: skip
@@ -293,8 +296,8 @@ def groups(directory: Path, measured: Measurements, progress: Progress, *, round
 def live_groups(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
 ) -> None:
-    """A stream is published to at 100,000/s; one plain reader reads it meanwhile. Then the same
-    with a group of 16 members."""
+    """Publish 100,000 messages per second to a stream while one plain reader reads it. Then do the
+    same with a group of 16 members."""
     with Liftlog(directory / "live") as system:
         for number in range(rounds):
             plain, shared = [
@@ -325,7 +328,7 @@ def _finished(process: subprocess.Popen[str], records: int) -> dict[str, Any]:
 def _group_seconds(
     system: Liftlog, group: str, members: int, by_batch: bool
 ) -> tuple[float, float]:
-    """Processor time of the daemon, and of each member, in microseconds for each record."""
+    """Return the processor time of the daemon and of each member, in microseconds per record."""
     spec = _grouped(system, "grouped", group, members) | {"by_batch": by_batch}
     with consumers(spec) as process:
         told = _finished(process, _GROUPED_RECORDS)
@@ -336,7 +339,7 @@ def _group_seconds(
 
 
 def _group_wall(system: Liftlog, group: str, members: int, by_batch: bool) -> float:
-    """What passes on the clock, in microseconds for each record. Each member is a process."""
+    """Return the elapsed time in microseconds per record. Each member is a process."""
     spec = _grouped(system, "grouped", group, members)
     spec |= {"mode": "member", "by_batch": by_batch}
     with ExitStack() as stack:
@@ -361,9 +364,10 @@ def _group_wall(system: Liftlog, group: str, members: int, by_batch: bool) -> fl
 
 
 class _Live(NamedTuple):
-    """What readers of a stream did while it was published to: `rate` is what they read each second,
-    when they had begun and until the last record was published; `unread` what they had not read
-    then, and `after` the seconds until they had. `published` is in records each second."""
+    """The results of readers while a stream was published to. `rate` is the number of records per
+    second from their start to the last published record. `unread` is the number of records that
+    were unread at that time, and `after` the seconds until they were read. `published` is in
+    records per second."""
 
     rate: float
     published: float
@@ -419,7 +423,7 @@ def _live(system: Liftlog, stream: str, members: int, seconds: float) -> _Live:
 def group_commits(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
 ) -> None:
-    """100 groups with one member each commit, all 64 slots at once."""
+    """Let 100 groups with one member each commit all 64 slots at once."""
     with Liftlog(directory / "group-commits") as system:
         system.create("read", "bench.read")
         fill = {"port": system.port, "subject": "bench.read", "connections": 1, "in_flight": 100,

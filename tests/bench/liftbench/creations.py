@@ -1,5 +1,5 @@
-"""New streams on one daemon, created one by one and 16 at a time: over the pull socket, and over
-JetStream's API by the same client as the streams of JetStream beside it."""
+"""Measures new streams on one daemon, created one by one and 16 at a time: over the pull socket,
+and over JetStream's API. The same client creates streams of JetStream for comparison."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ PULL, OVER_NATS, JETSTREAM = "pull socket", "over NATS", "JetStream"
 IN_FLIGHT = (1, 16)
 _PATIENCE_SECONDS = 300.0
 MUSTS = {1: (0.5, 0.8), 16: (0.4, 0.8)}
-"""Streams a second / JetStream: the must and the reach, by the number in flight."""
+"""Limits of the ratio of streams per second to JetStream: the must and the reach, by the number in
+flight."""
 _MUST_GROWTH, _REACH_GROWTH = 2.0, 1.2
-"""Time of the last hundred streams / time of the first hundred."""
+"""Limits of the time of the last hundred streams divided by the time of the first hundred."""
 
 
 class Result(NamedTuple):
     seconds: float
     growth: float
-    """Time of the last tenth of the streams / time of the first tenth."""
+    """Time of the last tenth of the streams divided by the time of the first tenth."""
     cpu_ms: float
-    """Processor time of the server for each stream."""
+    """Processor time of the server per stream."""
     count: int
 
     @property
@@ -50,7 +51,7 @@ class Result(NamedTuple):
 
 
 def created_over_nats(port: int, count: int, in_flight: int) -> list[float]:
-    """Create streams by requests on JetStream's API; the times of the answers."""
+    """Create streams by requests on JetStream's API. Returns the times of the answers."""
     ended: list[float] = []
     with RawNats(port, timeout=_PATIENCE_SECONDS) as client:
         sent = 0
@@ -120,7 +121,7 @@ def measure(
 
 
 def show(found: dict[tuple[str, int], list[Result]], count: int) -> bool:
-    """Print the table and the verdicts; True if a figure falls short of its must."""
+    """Print the table and the verdicts. Returns True if a figure does not meet its must."""
     lines = [["way", "in flight", "streams/s", f"{count:,} streams", "last/first", "processor"]]
     lines.append(["---"] * len(lines[0]))
     middle: dict[tuple[str, int], Result] = {}

@@ -1,4 +1,4 @@
-"""What a decision of the ACL costs: measured with requests that were not asked before."""
+"""Measures decisions of the ACL, for requests that were not decided before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def policy() -> Policy:
 
 
 def decisions(measured: Measurements, progress: Progress, *, rounds: int) -> None:
-    """Reads, commits and creates, allowed and denied; processor time of each, in microseconds."""
+    """Measure reads, commits and creates, allowed and denied: the processor time of each in
+    microseconds."""
     asked = policy()
     questions = [
         (f"principal-{number % _PRINCIPALS}", operation, stream, subject)

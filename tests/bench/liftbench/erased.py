@@ -38,7 +38,8 @@ from .main import interrupt, scratch_directory
 from .progress import Progress
 
 MUST = 0.5
-"""Records per second of whole batches of 250 records or more, 1 % erased / none erased."""
+"""Minimum ratio of records per second for whole batches of 250 records or more, with 1 % erased
+records and without erased records."""
 _SUBJECTS = 10
 _RANGES = 1000
 _PATIENCE_SECONDS = 300.0
@@ -143,7 +144,7 @@ def _erase(address: str, stream: str, count: int, share: float) -> int:
 
 
 def _batches(address: str, stream: str, **options: Any) -> int:
-    """The values of each batch are touched: by a copy, as in the benchmark of reads."""
+    """Read the values of each batch. Each value is copied, as in the benchmark of reads."""
     records = 0
     with connect_sync(address) as client:
         for batch in client.read_batches(stream, "earliest", "end", **options):
@@ -159,13 +160,13 @@ def _by_record(address: str, stream: str) -> int:
 
 
 def _spark(address: str, stream: str) -> int:
-    """The tasks of a query in Spark's Python data source, one after the other, without Spark."""
+    """Run the tasks of a query in Spark's Python data source one after the other, without Spark."""
     options = parse_options({"stream": stream, "server": address.removeprefix("tcp://")})
     return sum(made.num_rows for part in plan(options) for made in read(options, part))
 
 
 def _pull(port: int, stream: str, count: int, policy: str) -> int:
-    """A pull consumer by a raw socket; with acks, each message is acked at once."""
+    """Read with a pull consumer over a raw socket. With acks, each message is acked at once."""
     with RawNats(port, timeout=_PATIENCE_SECONDS) as raw:
         body = {"stream_name": stream, "config": {"ack_policy": policy, "max_ack_pending": -1}}
         made = raw.request(f"$JS.API.CONSUMER.CREATE.{stream}", json.dumps(body)).json()
@@ -246,11 +247,12 @@ def _system(directory: Path) -> Iterator[tuple[Daemon, int]]:
 
 
 Figure = tuple[float, float]
-"""Seconds for a million records: of the clock, and of processors of the daemon and the reader."""
+"""Seconds per million records: elapsed time, and processor time of the daemon and the reader."""
 
 
 Ratios = dict[tuple[str, str], list[Figure]]
-"""The ratios of each round, by shape or reader: without erased records / with some of them."""
+"""The ratios of each round, by shape or reader: without erased records divided by with erased
+records."""
 
 
 def _measure(options: argparse.Namespace, directory: Path) -> Ratios:

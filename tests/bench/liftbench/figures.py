@@ -1,4 +1,4 @@
-"""The rows of the table: what is compared with what, what must be reached, and the verdict."""
+"""The rows of the table: the compared figures, the required values, and the verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOODS = (500_000, 1_000_000)
 """Messages of each."""
 
 Series = tuple[str, str]
-"""Who, and what was measured: ("liftlog", "64x100")."""
+"""A system and what was measured: ("liftlog", "64x100")."""
 
 
 class Measurements:
@@ -50,9 +50,9 @@ class Row:
     lower_is_better: bool = False
     unit: str = "x"
     beside: tuple[Series, ...] = ()
-    """Measured with it to explain it; nothing of this enters the verdict."""
+    """Figures measured in addition, for explanation. They do not affect the verdict."""
     ceiling: Callable[[Measurements], float] | None = None
-    """The value that the ceiling reaches in our place."""
+    """The value that the ceiling reaches instead of liftlog."""
 
     def ceiling_value(self, measured: Measurements) -> float | None:
         theirs = [series for series in self.beside if series[0] == CEILING]
@@ -76,9 +76,9 @@ KINDS = ("header", "key", "id", "key+id", "envelope", "liftbridge")
 KIND_LOADS = {
     f"{load}-{kind}": (kind, *LOADS[load]) for load in ("64x100", "8x100", "8x1") for kind in KINDS
 } | {"64x100-duplicates": ("duplicates", 64, 100)}
-"""(kind of the messages, connections, in flight on each)."""
+"""Tuples (kind of the messages, connections, number in flight on each connection)."""
 STREAM_LOADS = {f"64x12-over-{streams}": (streams, 64, 12) for streams in (1, 4, 16, 64)}
-"""(streams, connections, in flight on each)."""
+"""Tuples (streams, connections, number in flight on each connection)."""
 
 
 def _ratio(
@@ -113,7 +113,8 @@ _BESIDE_PLAIN = {
     "envelope": ("our envelope with a key", 0.45, 0.6),
     "liftbridge": ("Liftbridge's envelope", 0.35, 0.5),
 }
-"""Kind of message -> (title, must, reach) of the row beside plain messages."""
+"""Maps each kind of message to (title, must, reach) of the row that compares it with plain
+messages."""
 
 
 def _stream_rows() -> tuple[Row, ...]:
@@ -144,7 +145,7 @@ def _kind_rows() -> tuple[Row, ...]:
     for load, must, reach in (("64x100", 0.8, 1.1), ("8x100", 0.6, 0.8)):
         for kind, (title, _, _) in _BESIDE_PLAIN.items():
             if kind in ("envelope", "liftbridge"):
-                continue  # JetStream opens none, so it stores a plain message
+                continue  # JetStream does not open envelopes, so it stores plain messages
             name = f"{load}-{kind}"
             title = f"{title}, {load} / JetStream that does not fsync, with the same"
             row = _ratio(f"{name}-vs-default", title, (LIFTLOG, name), (DEFAULT, name), must, reach)
@@ -188,7 +189,7 @@ def spread(measured: Measurements, who: str) -> float:
 
 
 def _flood_value(measured: Measurements) -> float:
-    """The largest flood of which all was stored within the bound on memory."""
+    """Return the largest flood that was stored completely within the memory limit."""
     passed = [
         count
         for count in FLOODS
@@ -479,8 +480,8 @@ ROWS = (
         "group-live-vs-plain",
         "16 members on 100,000 records/s of 256 B beside one plain reader of such a stream",
         ((LIFTLOG, "grouped-live"), (LIFTLOG, "grouped-live-plain")),
-        # Neither can read more than is published: differences below half a percent are how much
-        # was on its way when the time began and when it ended.
+        # No reader can read more than is published. Differences below half a percent come from
+        # messages in flight at the beginning and the end of the time.
         lambda measured: round(
             measured.median((LIFTLOG, "grouped-live"))
             / measured.median((LIFTLOG, "grouped-live-plain")),
@@ -610,7 +611,7 @@ SPARK_ROWS = (
             f"the same {way}, with Spark's own settings",
             (who, "scan-default"),
             (PARQUET, "scan-default"),
-            0.0,  # no must: told beside the fast ones
+            0.0,  # no must: shown in addition to the fast ones
             1.0,
         )
         for key, way, who in (

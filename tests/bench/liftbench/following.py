@@ -1,4 +1,5 @@
-"""Live delivery: messages at a fixed rate, with one or many followers at the end of the stream.
+"""Measures live delivery of messages at a fixed rate to one or many followers at the end of the
+stream.
 
 Measures the time from publishing to delivery, and the processor time of the server that delivers.
 The followers are ordered consumers of nats.go, of JetStream and of liftlog, and liftlog's client.
@@ -43,18 +44,18 @@ MUSTS_MS = {
     (OWN, 1): (0.7, 0.4),
     (OWN, 50): (6.0, 3.0),
 }
-"""The p50 that must be reached, and the p50 to reach, in ms."""
+"""The required p50 and the desired p50, in ms."""
 
 
 class Result(NamedTuple):
     p50_us: float
     p99_us: float
     cpu_us: float
-    """Processor time of the server for each delivery, with the time to store the messages."""
+    """Processor time of the server per delivery, including the time to store the messages."""
 
 
 class Server:
-    """A server with the stream, and its ways to follow."""
+    """A server with the stream, and the kinds of followers that it supports."""
 
     def __init__(self, port: int, pid: int, pull_address: str | None = None) -> None:
         self.port, self.pid, self.pull_address = port, pid, pull_address
@@ -90,7 +91,7 @@ class Server:
         return tuple(map(int, out.stdout.split()))
 
     async def _follow(self, followers: int, count: int) -> list[int]:
-        """The waits of all deliveries, in ns."""
+        """Return the delays of all deliveries, in ns."""
         assert self.pull_address is not None
         waits: list[int] = []
         ready = asyncio.Semaphore(0)
@@ -134,7 +135,7 @@ def _liftlog(stack: ExitStack, directory: Path, tree: Path | None) -> Server:
 
 
 def measure(options: argparse.Namespace, directory: Path) -> dict[tuple[str, int], list[Result]]:
-    """The results of each way and number of followers, in each round."""
+    """Return the results of each kind and number of followers, in each round."""
     progress = Progress(quiet=options.quiet)
     found: dict[tuple[str, int], list[Result]] = {}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""How often a server calls fsync, counted from outside and never while speed is measured."""
+"""Counts the fsyncs of a server from outside. This is never done while speed is measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CALL = re.compile(r"^\d+ +(\d+\.\d+) (?:fsync|fdatasync|sync_file_range|msync)\
 
 
 class FsyncTrace:
-    """Run a server with `wrapper` before its command; count when it has ended."""
+    """Run a server with `wrapper` before its command. Count after it has ended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -20,13 +20,13 @@ class FsyncTrace:
     def wrapper(self) -> list[str]:
         strace = shutil.which("strace")
         assert strace is not None
-        # Only the calls asked for stop the program, so that it runs at nearly its own speed.
+        # Only the traced calls stop the program, so it runs at nearly full speed.
         options = ["-f", "--seccomp-bpf", "-qq", "-ttt"]
         calls = ["-e", "trace=fsync,fdatasync,sync_file_range,msync", "-e", "signal=none"]
         return [strace, *options, *calls, "-o", str(self._path)]
 
     def count(self, since: float, until: float) -> int:
-        """Calls begun in this span of `time.time()`."""
+        """Return the number of calls that began in this span of `time.time()`."""
         times = map(float, _CALL.findall(self._path.read_text()))
         return sum(since <= time <= until for time in times)
 

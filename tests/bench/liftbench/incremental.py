@@ -1,7 +1,8 @@
-"""How much an incremental export writes: bytes of files, which no load on the machine changes.
+"""Measures the bytes that an incremental export writes. Load on the machine does not change this
+number.
 
-A compacted table of at least 128 buckets. Each run follows a change of 1 % of the keys, drawn at
-random: so every bucket has changed keys. The broker and the tasks run in this process.
+The table is compacted and has at least 128 buckets. Each run follows a change of 1 % of the keys,
+chosen at random, so every bucket has changed keys. The broker and the tasks run in this process.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _BUCKETS = 128
 def incremental(
     directory: Path, measured: Measurements, progress: Progress, *, keys: int = KEYS
 ) -> None:
-    """Bytes written by a run / bytes of the table: of RUNS runs by either layout, and the mean of
-    SERIES runs with merge on read, folds included."""
+    """Measure the bytes written by a run divided by the bytes of the table: of RUNS runs with each
+    layout, and the mean of SERIES runs with merge on read, including folds."""
     chance = random.Random(1)
     directory.mkdir()
 

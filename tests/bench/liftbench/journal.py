@@ -44,7 +44,8 @@ _SYNC_EVERY_SECONDS = 0.05
 _STAMP = struct.Struct("<q")
 _SUBJECT = b"deliveries"
 _SEGMENT_BYTES = 2**30
-"""No segment ends during a measurement: the way `beside` has no answer to that."""
+"""Segment size with which no segment ends during a measurement, because the way `beside` cannot
+handle that."""
 _DISK_SAMPLES = 100
 
 
@@ -52,7 +53,7 @@ class Load(NamedTuple):
     size_bytes: int
     rate: int
     asking: float
-    """The share of the writes that ask for a sync."""
+    """The share of the writes that request a sync."""
 
     @property
     def name(self) -> str:
@@ -69,7 +70,7 @@ LOADS = [
 
 @dataclass
 class Taken:
-    """Times of one way of writing under one load, of all rounds."""
+    """Times of one way of writing under one load, in all rounds."""
 
     written_us: list[float] = field(default_factory=list)
     synced_us: list[float] = field(default_factory=list)
@@ -82,7 +83,7 @@ class Taken:
 
 @contextmanager
 def sender(load: Load, seconds: float) -> Iterator[socket.socket]:
-    """Yield the socket at which the stamps of the writes arrive, from a process of its own."""
+    """Yield the socket at which the timestamps of the writes arrive, sent by another process."""
     ours, theirs = socket.socketpair()
     child = os.fork()
     if not child:
@@ -114,7 +115,7 @@ def _send(sink: socket.socket, rate: int, seconds: float) -> None:
 
 
 class Journal:
-    """Appends what arrives, and syncs when somebody asks or 50 ms after the first write."""
+    """Appends the arriving writes. Syncs on request, or 50 ms after the first write."""
 
     def __init__(self, log: Log, load: Load, way: str, source: socket.socket) -> None:
         self._log = log
@@ -245,8 +246,8 @@ async def _run(log: Log, load: Load, way: str, seconds: float) -> Taken:
 
 @contextmanager
 def busy_stream(directory: Path, wanted: bool) -> Iterator[None]:
-    """With `wanted`, a process of its own appends 256 B to a file of its own and syncs it, again
-    and again, as a stream under load does."""
+    """With `wanted`, run a process that repeatedly appends 256 B to its own file and syncs it, like
+    a stream under load."""
     if not wanted:
         yield
         return
@@ -267,7 +268,7 @@ def busy_stream(directory: Path, wanted: bool) -> Iterator[None]:
 
 
 def fdatasync_us(directory: Path) -> float:
-    """Median fdatasync of 4 KiB into allocated space, in microseconds."""
+    """Return the median time of an fdatasync of 4 KiB in allocated space, in microseconds."""
     fd = os.open(directory / "probe", os.O_RDWR | os.O_CREAT)
     try:
         os.pwrite(fd, bytes(4096 * _DISK_SAMPLES), 0)

@@ -1,7 +1,7 @@
-"""Kinds of messages: the headers and payloads of a load, the same bytes for every system.
+"""Kinds of messages: the headers and payloads of a load. They are the same bytes for every system.
 
-All frames of a load are equally long, so that they lie side by side in one buffer. Ids must never
-come again although the buffer does: `LAP` is overwritten with the number of the lap.
+All frames of a load have the same length, so that one buffer contains them next to each other. The
+buffer is reused, but ids must not occur again: `LAP` is overwritten with the number of the pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def _key(number: int) -> bytes:
 
 
 def _in_liftbridge(inbox: str, number: int, payload: bytes) -> bytes:
-    """As Liftbridge's Go client publishes: with an ack inbox and a correlation id."""
+    """Return a message as Liftbridge's Go client publishes it, with an ack inbox and a correlation
+    id."""
     return liftbridge.encode_publish(
         liftbridge.Publish(
             key=_key(number),
@@ -56,7 +57,7 @@ KINDS: dict[str, Callable[[str, int, bytes], Message]] = {
         _block(b"Liftlog-Key: " + _key(number), _id(inbox, number)),
         payload,
     ),
-    # Of each pair the second is a duplicate of the first.
+    # The second message of each pair is a duplicate of the first.
     "duplicates": lambda inbox, number, payload: (_block(_id(inbox, number // 2)), payload),
     "envelope": lambda inbox, number, payload: (
         b"",

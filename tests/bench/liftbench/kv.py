@@ -1,5 +1,6 @@
-"""A key-value bucket over NATS, of liftlog and of JetStream, with nats.go: gets and puts a second,
-one at a time and many at a time. JetStream keeps the bucket in files, and does not sync them."""
+"""Measures a key-value bucket over NATS, of liftlog and of JetStream, with nats.go: gets and puts
+per second, one at a time and many at a time. JetStream stores the bucket in files, and does not
+sync them."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class Result(NamedTuple):
     per_second: float
     p50_us: float
     cpu_us: float
-    """Processor time of the server that stores the bucket, an operation."""
+    """Processor time per operation of the server that stores the bucket."""
 
 
 class Side(NamedTuple):
@@ -81,7 +82,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 def measure(options: argparse.Namespace, directory: Path) -> dict[Load, list[tuple[Result, ...]]]:
-    """The results of both sides, JetStream's first, in each round."""
+    """Return the results of both sides in each round, JetStream's first."""
     progress = Progress(quiet=options.quiet)
     program = built_with_go(_SOURCE, "go-kv", "./kv")
     found: dict[Load, list[tuple[Result, ...]]] = {}

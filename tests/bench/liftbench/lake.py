@@ -1,4 +1,4 @@
-"""The data of the Spark benchmark, and what is measured without Spark, in processes of their own.
+"""Makes the data of the Spark benchmark, and measures parts without Spark, in separate processes.
 
     python -m bench.liftbench.lake '{"mode": "fill", "data_dir": ..., "stream": ..., "count": ...}'
 
@@ -38,7 +38,8 @@ _HOUR_NS = 3600 * 1_000_000_000
 
 
 def fill(spec: dict[str, Any]) -> dict[str, Any]:
-    """Streams of orders, as group commits of busy publishers leave them; all but nothing sealed."""
+    """Fill streams of orders, with batches like the group commits of busy publishers. Nearly all
+    segments are sealed."""
     environment = LogEnvironment.create(OsFileSystem(), SystemClock())
     data_dir = DataDir(Path(spec["data_dir"]), environment)
     data_dir.open()
@@ -70,7 +71,7 @@ def fill(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Orders:
-    """Batches that differ; the same ones in every run."""
+    """Batches with different content; the same batches in every run."""
 
     def __init__(self) -> None:
         self._random = chance = random.Random(1)
@@ -105,7 +106,7 @@ class _Orders:
 
 
 def decode(spec: dict[str, Any]) -> dict[str, Any]:
-    """CPU seconds for the same bytes, which lie in memory, checksums included, by turns."""
+    """Measure the CPU seconds for the same bytes in memory, including checksums, in turns."""
     from .tuples import tuples_of
 
     path = sorted((Path(spec["data_dir"]) / "streams" / spec["stream"]).glob("*.log"))[0]
@@ -119,7 +120,7 @@ def decode(spec: dict[str, Any]) -> dict[str, Any]:
         return sum(1 for _ in tuples_of(iter_batches(data)))
 
     def bare() -> int:
-        """Timestamps as the numbers that they are."""
+        """Read timestamps as plain numbers."""
         total = 0
         for batch in iter_batches(data):
             columns = (batch.offsets(), batch.timestamps_ns(), batch.subjects(), batch.keys())
@@ -142,7 +143,8 @@ def decode(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory(spec: dict[str, Any]) -> dict[str, Any]:
-    """What the peak of a process grows by while it reads one range of a stream as a task does."""
+    """Measure the growth of a process's peak memory while it reads one range of a stream like a
+    task."""
     options = parse_options(spec["options"])
     ranges = plan(options)
     with open_transport(options) as transport:

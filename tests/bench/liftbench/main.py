@@ -1,4 +1,4 @@
-"""Command line: which rows, how many rounds, where."""
+"""Command line: selects the rows, the number of rounds and the place."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A cluster with many streams: what it costs to create them, to have them idle, to start a node and
-to lose the one that leads most of them."""
+"""A cluster with many streams. Measures their creation, their idle cost, the start of a node, and
+the loss of the node that leads most of them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _SUBJECT = "many.{}"
 _PATIENCE_SECONDS = 300.0
 _REFUSED_SECONDS = 0.1
 _UNANSWERED_SECONDS = 1.0
-"""A publisher sends again so long after a refusal, and so long after a message without answer. More
-often would measure how a cluster stores what nobody waits for any more."""
+"""Pause of a publisher after a refusal, and after a message without an answer. A shorter pause
+would measure how a cluster stores messages for which nobody waits any more."""
 _SETTLE_SECONDS = 5.0
 
 MUSTS = {
@@ -47,7 +47,7 @@ MUSTS = {
 
 
 def rows(store: str) -> list[Row]:
-    """The verdicts; a lower figure is better everywhere."""
+    """Return the verdicts. For every figure, lower is better."""
     return [
         Row(
             what,
@@ -64,7 +64,8 @@ def rows(store: str) -> list[Row]:
 
 
 def build(stack: ExitStack, directory: Path, store: str) -> tuple[int, Cluster]:
-    """The port of a nats-server, and three nodes beside three of those."""
+    """Return the port of a nats-server, and a cluster of three nodes that uses three
+    nats-servers."""
     nats = stack.enter_context(NatsCluster(3, directory / "nats", jetstream=True, sync_always=True))
     cluster: dict[str, Any] = {"balance_interval": "1h", "ready_after": "10m"}
     if store == NATS:
@@ -75,7 +76,7 @@ def build(stack: ExitStack, directory: Path, store: str) -> tuple[int, Cluster]:
 
 
 async def create(cluster: Cluster, names: Sequence[str], *, at_once: int) -> None:
-    """Create streams with three replicas through all nodes, so many at a time."""
+    """Create streams with three replicas through all nodes, `at_once` at a time."""
     places = asyncio.Semaphore(at_once)
     addresses = ",".join(cluster.nodes[node].pull_address for node in NODES)
     async with connect(addresses) as client:
@@ -90,7 +91,7 @@ async def create(cluster: Cluster, names: Sequence[str], *, at_once: int) -> Non
 
 
 def wait_in_sync(cluster: Cluster, names: Sequence[str]) -> None:
-    """Until each node knows that each stream has all its replicas in sync, and is led."""
+    """Wait until, according to each node, each stream has a leader and all its replicas in sync."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     for node in cluster.up():
         with connect_sync(cluster.nodes[node].pull_address) as client:
@@ -109,8 +110,8 @@ def wait_in_sync(cluster: Cluster, names: Sequence[str]) -> None:
 
 
 def wait_acked(port: int, names: Sequence[str]) -> float:
-    """Publish to each stream until it has acked a message that was sent after this call; returns
-    when the last one did, monotonic. Each stream has a publisher that waits for its answer."""
+    """Publish to each stream until it has acked a message that was sent after this call. Returns
+    the monotonic time of the last ack. Each stream has a publisher that waits for its answer."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     due = dict.fromkeys(names, 0.0)
     with RawNats(port) as client:
@@ -140,7 +141,7 @@ def wait_acked(port: int, names: Sequence[str]) -> float:
 
 
 def leads(cluster: Cluster, through: str) -> Counter[str]:
-    """How many streams each node leads, as this one knows."""
+    """Return the number of streams that each node leads, according to this node."""
     with connect_sync(cluster.nodes[through].pull_address) as client:
         return Counter(one.leader for one in client.cluster().replicated if one.leader)
 
@@ -148,7 +149,7 @@ def leads(cluster: Cluster, through: str) -> Counter[str]:
 def measure(
     options: argparse.Namespace, directory: Path, measured: Measurements, progress: Progress
 ) -> None:
-    """One round: each figure once."""
+    """Run one round: measure each figure once."""
     store, names = options.store, [f"s{number:04}" for number in range(options.streams)]
     with ExitStack() as stack:
         port, cluster = build(stack, directory, store)

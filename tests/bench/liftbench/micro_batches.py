@@ -1,7 +1,7 @@
-"""Streaming queries of Spark through the jar: records per second, and how far they lag.
+"""Measures streaming queries of Spark through the jar: records per second, and their lag.
 
-The sink is `noop`, which takes every row and column and keeps none. Spark's own reports of its
-micro-batches say when each was committed and which offsets it had.
+The sink is `noop`, which reads every row and column and stores none. Spark's own reports of its
+micro-batches contain the time of each commit and its offsets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MicroBatch(NamedTuple):
     first: int
     end: int
     seconds: float
-    """From its planning to its commit."""
+    """Seconds from its planning to its commit."""
     committed_at: float
     """Seconds since 1970."""
 
@@ -50,7 +50,8 @@ def throughput(
     *,
     rounds: Rounds,
 ) -> None:
-    """All that a stream holds, in micro-batches of half a million; the first round warms up."""
+    """Read all records of a stream in micro-batches of half a million. The first round is a
+    warm-up."""
     for number in itertools.chain((None,), rounds):
         query = _start(stream(), directory / f"read-{number}", availableNow=True)
         if not query.awaitTermination(_PATIENCE_SECONDS):
@@ -77,8 +78,8 @@ def lag(
     *,
     rounds: Rounds,
 ) -> None:
-    """From the timestamp of each record to the commit of its micro-batch, while 50,000 records
-    are published each second."""
+    """Measure the time from the timestamp of each record to the commit of its micro-batch, while
+    50,000 records are published per second."""
     for number in rounds:
         name = f"live-{number}"
         with connect_sync(address) as client:
@@ -112,7 +113,8 @@ def lag(
 
 
 def lags_of(batches: list[MicroBatch], stamps: Any) -> Any:
-    """Of each record in seconds; `stamps` are the times of the records from the first batch on."""
+    """Return the lag of each record in seconds. `stamps` are the times of the records from the
+    first batch on."""
     counts = [one.end - one.first for one in batches]
     committed = np.repeat([one.committed_at for one in batches], counts)
     return committed - stamps
@@ -153,7 +155,7 @@ def _await_commit(query: Any, end: int) -> None:
 
 
 def _stamps(frame: DataFrame) -> Any:
-    """Seconds since 1970, in the order of the offsets."""
+    """Return seconds since 1970, in the order of the offsets."""
     table: Any = frame.select("offset", "timestamp").toArrow()
     offsets = table.column("offset").to_numpy()
     micros = table.column("timestamp").cast("int64").to_numpy()

@@ -1,4 +1,4 @@
-"""What running it costs: a scrape of many streams, reloads and the end of a daemon at full load."""
+"""Measures operations: a scrape of many streams, reloads, and the stop of a daemon at full load."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ bindings: {anonymous: [all]}
 
 
 class _Pinger(threading.Thread):
-    """Asks again and again for the smallest answer there is: how long does the event loop keep
-    others waiting?"""
+    """Repeatedly sends the smallest possible request, to measure how long the event loop delays
+    requests."""
 
     def __init__(self, client: SyncClient) -> None:
         super().__init__(name="pinger")
@@ -47,14 +47,15 @@ class _Pinger(threading.Thread):
             self.seconds.append(time.perf_counter() - began)
 
     def finish(self) -> float:
-        """The 99th percentile, in milliseconds."""
+        """Return the 99th percentile in milliseconds."""
         self._ended.set()
         self.join()
         return statistics.quantiles(self.seconds, n=100)[98] * 1000
 
 
 def scrapes(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
-    """`GET /metrics` with 500 streams, and how long a ping on the pull socket takes meanwhile."""
+    """Measure `GET /metrics` with 500 streams, and the duration of pings on the pull socket during
+    the scrape."""
     streams = {f"scraped-{n:03d}": {"subject": f"bench.s{n}"} for n in range(_SCRAPED_STREAMS)}
     with Liftlog(directory / "scrapes", streams=streams) as system:
         system.daemon.get("/metrics")
@@ -80,8 +81,8 @@ def scrapes(directory: Path, measured: Measurements, progress: Progress, *, roun
 
 
 def reloads(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
-    """An ACL file read again and again while messages are published and read: refusals, missing
-    acks, records that do not come, connections that end."""
+    """Reload an ACL file repeatedly while messages are published and read. Counts refusals, missing
+    acks, missing records, and closed connections."""
     acl = directory / "acl.yaml"
     for number in range(rounds):
         acl.write_text(_OPEN_ACL)
@@ -115,8 +116,8 @@ def _reloaded(system: Liftlog) -> float:
 def terminations(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int
 ) -> None:
-    """`kill -TERM` in the middle of a flood: seconds until it has ended with 0, and whatever was
-    acked until then is read back."""
+    """Run `kill -TERM` in the middle of a flood. Measures the seconds until the daemon has ended
+    with 0, and checks that all acked messages can be read."""
     for number in range(rounds):
         settle_disk()
         with Liftlog(directory / f"term-{number}") as system:

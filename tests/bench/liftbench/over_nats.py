@@ -1,7 +1,7 @@
-"""Reading over NATS, from liftlog and from JetStream, and over the pull socket: how fast one reader
-gets the records of one stream that is in memory. The readers run in this process, one at a time;
-the servers in theirs. There are no figures to reach: the table says what to use for what. A second
-table shows live delivery (`following`)."""
+"""Measures reading over NATS, from liftlog and from JetStream, and over the pull socket: how fast
+one reader gets the records of one stream that is in memory. The readers run in this process, one at
+a time; the servers run in their own processes. There are no figures to reach, because the table
+only helps to choose a way of reading. A second table shows live delivery (`following`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COMPARED_WITH = ORDERED.format(THEIRS)
 
 
 def fill(port: int, count: int, size: int) -> None:
-    """Returns when the stream has all of them."""
+    """Publish messages. Returns when the stream has all of them."""
     with RawNats(port, timeout=_PATIENCE_SECONDS) as raw:
         config = {"name": _STREAM, "subjects": ["read.>"]}
         answer = raw.request(f"$JS.API.STREAM.CREATE.{_STREAM}", json.dumps(config)).json()
@@ -66,7 +66,8 @@ def stored(raw: RawNats) -> int:
 
 
 async def ordered(port: int, count: int) -> None:
-    """With a callback: `next_msg` of nats-py answers flow control late, from whatever server."""
+    """Read with a callback, because `next_msg` of nats-py answers flow control late, with every
+    server."""
     client = await nats.connect(f"nats://127.0.0.1:{port}")
     offsets: list[int] = []
     done = asyncio.Event()
@@ -137,7 +138,7 @@ def readers(
 
 
 def measure(options: argparse.Namespace, directory: Path) -> dict[str, list[float]]:
-    """Records per second of each reader, in each round."""
+    """Return the records per second of each reader, in each round."""
     progress = Progress(quiet=options.quiet)
     found: dict[str, list[float]] = {}
     with ExitStack() as stack:

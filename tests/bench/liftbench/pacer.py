@@ -1,10 +1,10 @@
-"""A publisher at a given rate, whatever the acks do, and how long each ack took.
+"""A publisher at a fixed rate, independent of acks. Measures the duration of each ack.
 
     python -m bench.liftbench.pacer '{"port": 4222, "subject": "bench", "rate": 50000, ...}'
 
 One connection and one stream, so acks come in the order of the messages: the n-th ack answers the
-n-th message. A message counts from the moment at which it was due, so waiting in a full socket
-counts too.
+n-th message. The time of a message counts from the moment at which it was due, so the wait for a
+full socket counts, too.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def publish(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _frames(subject: str, payload_bytes: int, subjects: int) -> tuple[memoryview, int]:
-    """Frames of one length, each with a reply subject of its own; in turn on so many subjects below
-    this one, or on it."""
+    """Make frames of one length, each with its own reply subject. They use this number of subjects
+    below `subject` in turn, or only `subject`."""
     payload = b"x" * payload_bytes
     names = [b"%s.%06d" % (subject.encode(), n) for n in range(subjects)] or [subject.encode()]
     frames = [
@@ -95,7 +95,7 @@ class _Run:
             if now > seconds + drain_seconds:
                 return
             due = min(int(now * self.rate), self.total)
-            if self.asked and not self.unsent:  # not inside a message that was sent in part
+            if self.asked and not self.unsent:  # not inside of a partly sent message
                 self.asked = False
                 self.unsent = memoryview(b"PONG\r\n")
             elif due > queued and not self.unsent:
@@ -125,7 +125,7 @@ class _Run:
         self.errors += chunk.count(b'"error"')
         self.acked_at[self.acked : self.acked + count] = now
         self.acked += count
-        # A mark that the border of two chunks cuts; never a whole one, which would count twice.
+        # Keep a mark that is cut by the border of two chunks. A complete mark would count twice.
         self.tail = chunk[-(len(ACK) - 1) :]
 
 

@@ -1,4 +1,4 @@
-"""Worker processes of the benchmark, and the disk that it measures on."""
+"""Worker processes of the benchmark, and measurements of the disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOT_A_DISK = {"tmpfs", "ramfs", "devtmpfs"}
 
 
 class WorkerFailed(Exception):
-    """A publisher or reader did not do what it should; its figures are void."""
+    """A publisher or reader failed, so its figures are invalid."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def worker(
     python: str = sys.executable,
     stdin: int = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen[str]]:
-    """`python -m bench.liftbench.<module> <spec as JSON>`, gone when the block ends."""
+    """Run `python -m bench.liftbench.<module> <spec as JSON>` until the block ends."""
     command = [python, "-m", f"bench.liftbench.{module}", json.dumps(spec)]
     path = os.pathsep.join((str(TESTS), str(REPOSITORY)))
     process = subprocess.Popen(
@@ -52,7 +52,7 @@ def worker(
 
 
 def run_worker(module: str, spec: Mapping[str, Any], *, timeout: float = 600) -> dict[str, Any]:
-    """The JSON that the worker printed."""
+    """Return the JSON that the worker printed."""
     with worker(module, spec) as process:
         output, errors = process.communicate(timeout=timeout)
         if process.returncode:
@@ -62,7 +62,7 @@ def run_worker(module: str, spec: Mapping[str, Any], *, timeout: float = 600) ->
 
 
 def file_system_of(path: Path) -> str:
-    """Type of the file system that holds `path`, as in /proc/mounts."""
+    """Return the type of the file system of `path`, as in /proc/mounts."""
     best, kind = "", "unknown"
     for line in Path("/proc/mounts").read_text().splitlines():
         mount, type_ = line.split()[1:3]
@@ -77,12 +77,12 @@ def is_real_disk(path: Path) -> bool:
 
 
 def settle_disk() -> None:
-    """Write back what earlier runs left in the page cache, so that it is not billed to the next."""
+    """Write the dirty pages of earlier runs to the disk, so that they do not delay the next run."""
     os.sync()
 
 
 def fdatasync_us(directory: Path, count: int = 200) -> float:
-    """Median time of an fdatasync after a write of 4 KiB appended to a file."""
+    """Return the median time of an fdatasync after an append of 4 KiB to a file."""
     path = directory / "fdatasync-probe"
     times = []
     with path.open("wb", buffering=0) as file:

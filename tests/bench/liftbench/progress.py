@@ -1,4 +1,4 @@
-"""What is going on, on stderr, so that stdout holds the table alone."""
+"""Prints the progress to stderr, so that stdout contains only the table."""
 
 from __future__ import annotations
 

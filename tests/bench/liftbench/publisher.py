@@ -1,9 +1,10 @@
-"""The publisher of every publishing figure: one process, bare sockets, the same bytes for all.
+"""The publisher of every publishing figure: one process with plain sockets that sends the same
+bytes to each system.
 
     python -m bench.liftbench.publisher '{"port": 4222, "subject": "bench", ...}'
 
-Frames are built before the clock starts, and many are sent and many acks counted per Python
-step, so that it costs little of the machine that it shares with what it measures.
+Frames are built before the measurement starts. Each Python step sends many frames and counts many
+acks, so the publisher uses little of the machine that it shares with the measured system.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from envelope import liftbridge
 
 from .kinds import KINDS, LAP, PLAIN, lap
 
-ACK = b'"seq":'  # once in each ack of JetStream and of liftlog, errors included
+ACK = b'"seq":'  # occurs once in each ack of JetStream and of liftlog, even in errors
 LIFTBRIDGE_ACK = liftbridge.COOKIE
 ERROR = b'"error"'
 DUPLICATE = b'"duplicate"'
@@ -42,17 +43,18 @@ class Load:
     subject: str
     connections: int = 1
     in_flight: int = 1
-    """Per connection; 0 = ask for no acks and send at full speed (needs `count`)."""
+    """Number in flight per connection; 0 to request no acks and send at full speed (needs
+    `count`)."""
     payload_bytes: int = PAYLOAD_BYTES
     seconds: float = 3.0
     warmup_seconds: float = 0.5
     count: int = 0
     streams: int = 1
-    """With more than one, connections share out subjects, `subject`.0 and so on."""
+    """With more than one stream, the connections divide the subjects `subject`.0 and so on."""
     kind: str = PLAIN
-    """Of the messages, see `kinds`."""
+    """Kind of the messages, see `kinds`."""
     liftbridge_acks: bool = False
-    """Whether acks come in Liftbridge's envelope."""
+    """True if acks come in Liftbridge's envelope."""
 
     @property
     def ack(self) -> bytes:
@@ -69,12 +71,12 @@ class Outcome:
     rate: float
     """Acks (without acks: messages) per second."""
     cpu: float = 0.0
-    """Share of one core that this process itself took meanwhile."""
+    """Share of one core that this process used during the measurement."""
     p50_us: float | None = None
-    """Round trip of a message; only with one in flight per connection."""
+    """Round trip of a message; only with one message in flight per connection."""
     p99_us: float | None = None
     duplicates: int = 0
-    """Messages that were acked as duplicates, so not stored."""
+    """Messages that were acked as duplicates, so they were not stored."""
 
 
 @dataclass(slots=True)
@@ -91,17 +93,18 @@ class Connection:
     latencies: list[float] = field(default_factory=list)
     laps: int = 0
     lap_at: int = -1
-    """Where a frame holds the number of the lap; -1 for nowhere."""
+    """Position of the number of the pass in a frame; -1 if it has none."""
 
     def begin_lap(self) -> None:
-        """All frames were taken by the socket: number them again."""
+        """Number the frames again, because the socket has accepted all of them."""
         self.laps += 1
         if self.lap_at >= 0:
             rows = np.frombuffer(self.frames, np.uint8).reshape(-1, self.frame_bytes)
             rows[:, self.lap_at : self.lap_at + len(LAP)] = np.frombuffer(lap(self.laps), np.uint8)
 
     def send(self, count: int) -> bool:
-        """Queue `count` more frames and send what fits; False when the socket is full."""
+        """Queue `count` more frames and send as many bytes as possible. Returns False if the socket
+        is full."""
         while True:
             if self.unsent is None:
                 if self.owes_pong:
@@ -122,7 +125,7 @@ class Connection:
             try:
                 sent = self.socket.send(self.unsent)
             except BlockingIOError:
-                # The rest of `count` was not taken in flight, so the next call asks for it.
+                # The remaining frames of `count` are not in flight, so the next call sends them.
                 return False
             self.unsent = None if sent == len(self.unsent) else self.unsent[sent:]
 
@@ -146,7 +149,7 @@ def connect(load: Load, number: int) -> Connection:
         if not data or b"-ERR" in data:
             raise Failed(f"the server refused the connection: {greeting + data!r}")
         greeting += data
-    # Shared out among the connections, so that every set-up sends as many different ones.
+    # Divided among the connections, so that every load sends the same number of different frames.
     kinds = min(_FRAMES, _FRAMES_BYTES // load.payload_bytes) // load.connections
     kinds = max(kinds, load.in_flight)
     subject = f"{load.subject}.{number % load.streams}" if load.streams > 1 else load.subject
@@ -241,7 +244,7 @@ class Run:
             self._poll.modify(connection.socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def _turn(self) -> list[Connection]:
-        """Receive what has come; returns the connections on which something may be sent."""
+        """Receive acks. Returns the connections on which more messages may be sent."""
         events = self._poll.poll(_STALL_SECONDS)
         if not events:
             raise Failed(f"no ack for {_STALL_SECONDS} s; {self.sent} sent, {self.acked} acked")
@@ -261,8 +264,8 @@ class Run:
         end = _OVERLAP + connection.socket.recv_into(self._view[_OVERLAP:])
         if end == _OVERLAP:
             raise Failed("the server closed a connection")
-        # The end of the last chunk stands in front, so that nothing is missed at a border; the
-        # shorter pattern must not be found twice there.
+        # The end of the last chunk comes first, so that no ack at a border is missed. The shorter
+        # pattern must not be found twice there.
         acks = buffer.count(self._ack, _OVERLAP - len(self._ack) + 1, end)
         self.errors += buffer.count(ERROR, _OVERLAP - len(ERROR) + 1, end)
         self.duplicates += buffer.count(DUPLICATE, _OVERLAP - len(DUPLICATE) + 1, end)
@@ -292,7 +295,7 @@ class Run:
 
 
 def flood(load: Load) -> Outcome:
-    """`count` messages without acks, as fast as the server takes them."""
+    """Send `count` messages without acks, as fast as the server accepts them."""
     (connection,) = _connect_all(load)
     sock, frames, size = connection.socket, connection.frames, connection.frame_bytes
     at_once = (1 << 20) // size

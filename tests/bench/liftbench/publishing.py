@@ -1,4 +1,4 @@
-"""Publishing: messages per second, round trips, and fsyncs beside them."""
+"""Measures publishing: messages per second, round trips, and the number of fsyncs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ ALL_LOADS = {
 SUBJECT = "bench.publish"
 _FSYNC_SECONDS = 1.0
 _NAME_CHARS = 24
-"""Of every stream: its name is in each ack, and an ack of one load must not be longer for that."""
+"""Length of the name of every stream. The name is in each ack, so names of different lengths would
+make the acks of one load longer."""
 
 
 def build(name: str, directory: Path, wrapper: Sequence[str] = ()) -> System:
@@ -45,14 +46,15 @@ def measure(
     order: Sequence[str] = (CEILING, DEFAULT, ALWAYS, LIFTLOG),
     builder: Callable[[str, Path], System] = build,
 ) -> None:
-    """`wanted`: load -> systems. Within a round the systems take turns at each load."""
+    """Measure the loads. `wanted` maps loads to systems. Within a round the systems take turns at
+    each load."""
     names = [name for name in order if any(name in w for w in wanted.values())]
     with ExitStack() as stack:
         systems = {name: stack.enter_context(builder(name, directory / name)) for name in names}
         for number in range(rounds):
             for load, takers in wanted.items():
                 ordered = [name for name in names if name in takers]
-                # The system that was first in this round is last in the next.
+                # The system that is first in this round is last in the next one.
                 first = number % len(ordered)
                 for name in ordered[first:] + ordered[:first]:
                     outcome = publish_once(systems[name], load, seconds=seconds)
@@ -64,7 +66,7 @@ def measure(
 
 
 def publish_once(system: System, load: str, **more: Any) -> dict[str, Any]:
-    """A run on fresh streams, which afterwards must hold exactly what was acked."""
+    """Run on new streams, which must then contain exactly the acked messages."""
     stream = f"bench-{load.replace('+', '-')}".ljust(_NAME_CHARS, "-")
     kind, connections, in_flight = ALL_LOADS[load]
     count = STREAM_LOADS.get(load, (1,))[0]
@@ -116,9 +118,9 @@ def count_fsyncs(
     measured: Measurements,
     progress: Progress,
 ) -> None:
-    """Fsyncs per 1,000 acks, in short runs of their own on servers under strace.
+    """Count fsyncs per 1,000 acks, in short separate runs on servers under strace.
 
-    A system that counts them itself has told in the timed runs; what strace sees then only
+    If a system counts its fsyncs itself, the figure comes from the timed runs, and strace only
     checks it.
     """
     for name in (DEFAULT, ALWAYS, LIFTLOG):
@@ -128,7 +130,7 @@ def count_fsyncs(
             system: System | None = None
             for load in (load for load, takers in wanted.items() if name in takers):
                 if load in KIND_LOADS or load in STREAM_LOADS:
-                    continue  # headers change nothing of it, and each stream is synced alone
+                    continue  # headers have no effect, and each stream is synced alone
                 if system is None:
                     place = directory / f"{name}-traced"
                     system = stack.enter_context(build(name, place, trace.wrapper))

@@ -1,4 +1,4 @@
-"""The readers: each in a process of its own, over TCP on loopback.
+"""Runs the readers, each in its own process, over TCP on loopback.
 
     python -m bench.liftbench.readers '{"mode": "liftlog", "address": ..., "stream": ...}'
 
@@ -23,10 +23,10 @@ _LARGE_VALUE_BYTES = 512
 
 
 def read_liftlog(spec: dict[str, Any]) -> Iterator[Pass]:
-    """Whole batches; the client verifies each checksum, and each value is taken and touched.
+    """Read whole batches. The client verifies each checksum, and each value is read.
 
-    Small values are copied out as `bytes`; large ones are touched where they lie in the column, as
-    the client's documentation advises: a copy of that size costs more than everything else.
+    Small values are copied as `bytes`. Large values are read in the column, as the client's
+    documentation recommends, because a copy of this size takes longer than all other steps.
     """
     from liftlog.client import connect_sync
 
@@ -50,7 +50,7 @@ def read_liftlog(spec: dict[str, Any]) -> Iterator[Pass]:
 
 
 def read_ways(spec: dict[str, Any]) -> Iterator[Pass]:
-    """A stream whose records may have keys and headers, in the way that `way` names."""
+    """Read a stream whose records may have keys and headers, in the way that `way` names."""
     from liftlog.client import connect_sync
 
     with closing(connect_sync(spec["address"])) as client:
@@ -69,7 +69,7 @@ def _values(client: Any, stream: str) -> tuple[int, int]:
 
 
 def _columns(client: Any, stream: str) -> tuple[int, int]:
-    """Values, keys and header blocks."""
+    """Read values, keys and header blocks as columns."""
     records = value_bytes = 0
     for batch in client.read_batches(stream, start="earliest", until="end"):
         keys, blocks, values = batch.keys(), batch.headers(), batch.values()
@@ -80,7 +80,7 @@ def _columns(client: Any, stream: str) -> tuple[int, int]:
 
 
 def _one_by_one(client: Any, stream: str) -> tuple[int, int]:
-    """As most programs read: a record at a time, with the key, not the headers."""
+    """Read like most programs: one record at a time, with the key, without the headers."""
     records = value_bytes = 0
     for record in client.read(stream, start="earliest", until="end"):
         records += 1
@@ -90,7 +90,7 @@ def _one_by_one(client: Any, stream: str) -> tuple[int, int]:
 
 
 def _all_fields(client: Any, stream: str) -> tuple[int, int]:
-    """A record at a time: each field is touched, and one header is looked up by its name."""
+    """Read one record at a time. Each field is read, and one header is looked up by its name."""
     records = value_bytes = ids = 0
     for record in client.read(stream, start="earliest", until="end"):
         records += 1
@@ -124,7 +124,7 @@ _WAYS = {
 
 
 def read_jetstream(spec: dict[str, Any]) -> Iterator[Pass]:
-    """The ordered consumer of nats-py; a callback is the fastest of its ways to receive."""
+    """Read with the ordered consumer of nats-py and a callback, its fastest way to receive."""
     for _ in range(spec["passes"]):
         yield asyncio.run(_ordered_consumer(spec))
 
@@ -156,7 +156,7 @@ async def _ordered_consumer(spec: dict[str, Any]) -> Pass:
 
 
 def drain(spec: dict[str, Any]) -> Iterator[Pass]:
-    """Receive and forget what `serve_files` sends: the most that a socket can bring."""
+    """Receive and drop the data of `serve_files`: the maximum speed of a socket."""
     buffer = bytearray(1 << 20)
     for _ in range(spec["passes"]):
         with socket.create_connection(("127.0.0.1", spec["port"])) as connection:
@@ -168,7 +168,7 @@ def drain(spec: dict[str, Any]) -> Iterator[Pass]:
 
 
 def serve_files(spec: dict[str, Any]) -> None:
-    """Bare sendfile: the data of all files to each client, one connection at a time."""
+    """Send the data of all files to each client with plain sendfile, one connection at a time."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         while True:

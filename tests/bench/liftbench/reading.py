@@ -1,4 +1,4 @@
-"""Reading: our client beside bare sendfile and JetStream's ordered consumer."""
+"""Compares our client with plain sendfile and with JetStream's ordered consumer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .processes import WorkerFailed, run_worker, settle_disk, worker
 from .progress import Progress
 from .systems import DEFAULT, LIFTLOG, JetStream, Liftlog, System
 
-_PASSES = 3  # of the fast readers; the median counts
+_PASSES = 3  # number of passes of the fast readers; the median counts
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Records to be read, and how they were published."""
+    """Records to read, and the way in which they were published."""
 
     payload_bytes: int
     count: int
@@ -44,7 +44,8 @@ def measure(
     rounds: int,
     share: float = 1.0,
 ) -> None:
-    """`wanted`: content -> readers; `share` of the records for a quick look."""
+    """Measure reads. `wanted` maps contents to readers. `share` is the share of the records, for a
+    quick run."""
     names = {name for readers in wanted.values() for name in readers}
     with ExitStack() as stack:
         systems: dict[str, System] = {}
@@ -85,8 +86,8 @@ def measure_kinds(
     rounds: int,
     share: float = 1.0,
 ) -> None:
-    """Records with keys and headers beside plain ones, in one daemon. `wanted` are the series, as
-    `kind_series` names them."""
+    """Compare records with keys and headers with plain ones, in one daemon. `wanted` are the
+    series, as `kind_series` names them."""
     content = CONTENTS["read-256"]
     count = int(content.count * share / 2)
     pairs = [(kind, way) for kind in READ_KINDS for way in WAYS if kind_series(kind, way) in wanted]
@@ -131,7 +132,7 @@ def _fill(system: System, stream: str, content: Content, count: int, kind: str =
 
 
 def _read(spec: Mapping[str, Any], content: Content, count: int) -> float:
-    """MiB of values per second; everything must have been read in each pass."""
+    """Return MiB of values per second. Checks that each pass has read everything."""
     passes = run_worker("readers", spec)["passes"]
     for records, value_bytes, _ in passes:
         if (records, value_bytes) != (count, count * content.payload_bytes):
@@ -164,12 +165,12 @@ def _read_ordered(systems: Mapping[str, Any], what: str, count: int, content: Co
 
 
 def _read_sendfile(systems: Mapping[str, Any], what: str, count: int, content: Content) -> float:
-    """Of the very files that the daemon serves; their bytes count whole."""
+    """Measure sendfile of the same files that the daemon serves. All their bytes count."""
     return sendfile_speed(systems[LIFTLOG].segment_files(what))
 
 
 def sendfile_speed(files: Sequence[tuple[str, int]]) -> float:
-    """`files`: path and how many of its bytes."""
+    """Return the speed. `files` has pairs of a path and a number of bytes."""
     with worker("readers", {"mode": "serve-files", "files": files}) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())

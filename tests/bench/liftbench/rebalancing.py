@@ -1,9 +1,9 @@
-"""Members of a group are killed and others join while messages arrive: how soon others read what
-the killed one had, and whether slots that stay wait for that.
+"""Kills members of a group and lets others join while messages arrive. Measures how soon other
+members read the slots of a killed member, and whether unmoved slots are delayed.
 
-A process that starts takes a core for some tenths of a second, whatever it does. So plain readers
-are killed and started, too, when nothing moves: what members wait then is the measure of what they
-wait while slots move.
+A process that starts uses a core for some tenths of a second. So plain readers are killed and
+started, too, while no slot moves. Their delays are the reference for the delays of members while
+slots move.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RATE = 2000
 _SUBJECTS = 1000
 _SETTLE_SECONDS = 2.0
 _NEAR_SECONDS = 0.5
-"""After any slot came or went, anywhere, the group is not quiet for so long."""
+"""Seconds after a gained or lost slot for which the group does not count as quiet."""
 
 
 class Kill(NamedTuple):
@@ -43,9 +43,9 @@ class Kill(NamedTuple):
 
 
 class Happened(NamedTuple):
-    """`beside`: times at which a plain reader was there, or at which the session of one would have
-    ended that was killed. `ended`: when the members were stopped, which each take a core to tell
-    what they have read."""
+    """Times of events. `beside`: times at which a plain reader joined, or at which the session of a
+    killed one would have ended. `ended`: time at which the members were stopped; each then uses a
+    core to report its results."""
 
     kills: list[Kill]
     beside: list[float]
@@ -55,7 +55,7 @@ class Happened(NamedTuple):
 def rebalancing(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int
 ) -> None:
-    """A kill and a join in each round, and the same of a plain reader."""
+    """Kill one member and let one join in each round, and do the same with a plain reader."""
     with Liftlog(directory / "rebalancing") as system, ExitStack() as stack:
         system.create("moved", "bench.moved.*")
         names = count()
@@ -84,7 +84,7 @@ def rebalancing(
             for _ in range(rounds):
                 _wait_until_shared(client, len(running))
                 time.sleep(_SETTLE_SECONDS)
-                name = list(running)[-1]  # what the others read is told at the end
+                name = list(running)[-1]  # the other members report their records at the end
                 info = client.describe_group("moved", "moved")
                 assert info is not None
                 victim = running.pop(name)
@@ -157,8 +157,8 @@ def _judge(
 
 
 def _delays(told: Sequence[Any], happened: Happened) -> list[dict[str, list[float]]]:
-    """Of the records in each round: a load that comes and goes on the machine is the same for what
-    is compared."""
+    """Return the delays of the records in each round. Varying load on the machine affects the
+    compared times in the same way."""
     kills = happened.kills
     changes = sorted([at for one in told for at, _ in one["moves"] if at > kills[0].at])
     begins = [kill.at - _SETTLE_SECONDS for kill in kills]

@@ -1,4 +1,4 @@
-"""Systems that keep each message three times: daemons beside one nats-server, and JetStream R3."""
+"""Systems that store each message three times: daemons with one nats-server, and JetStream R3."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def build(name: str, directory: Path, wrapper: Sequence[str] = ()) -> System:
 
 
 class JetStreamCluster(System):
-    """Three nats-servers; file streams with three replicas and otherwise default settings.
+    """Three nats-servers, with file streams of three replicas and otherwise default settings.
 
-    Publishers connect to the server that leads the stream, which spares each message and each ack
-    a way between servers.
+    Publishers connect to the server that leads the stream, which saves each message and each ack a
+    hop between servers.
     """
 
     def __init__(self, directory: Path, *, always: bool, wrapper: Sequence[str] = ()) -> None:
@@ -56,7 +56,8 @@ class JetStreamCluster(System):
         self._api = self._stack.enter_context(RawNats(self.nats.port, timeout=60))
 
     def _request(self, what: str, body: Any = None) -> Any:
-        """Asks again as long as the servers have not formed a cluster, or elect a leader."""
+        """Send a request. Repeats it until the servers have formed a cluster and elected a
+        leader."""
         payload = b"" if body is None else json.dumps(body)
         deadline = time.monotonic() + _FORMING_SECONDS
         while True:
@@ -68,7 +69,7 @@ class JetStreamCluster(System):
             if "error" not in answer:
                 return answer
             if what.startswith("DELETE") and answer["error"]["err_code"] == _NOT_FOUND:
-                return answer  # it was deleted, and the answer lost
+                return answer  # it was deleted, and the answer was lost
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{what}: {answer['error']}")
             time.sleep(0.2)
@@ -96,14 +97,14 @@ class JetStreamCluster(System):
 
 
 class LiftlogAlone(Liftlog):
-    """One daemon that belongs to no cluster."""
+    """One daemon without a cluster."""
 
     name = RF1
 
 
 class LiftlogCluster(System):
-    """Three daemons with default settings beside one core nats-server; streams with three replicas,
-    an ack when at least two have fsynced, and all that are in sync."""
+    """Three daemons with default settings and one core nats-server. Streams have three replicas; an
+    ack is sent when at least two replicas, and all replicas in sync, have fsynced the message."""
 
     name = RF3
 
@@ -131,7 +132,7 @@ class LiftlogCluster(System):
         self._client.close()
 
     def stored(self, stream: str) -> int:
-        """What is committed, once each replica has all of it."""
+        """Return the number of committed messages, when each replica has all of them."""
         self.cluster.wait_settled(stream)
         info = self._client.describe_stream(stream)
         return info.high_watermark - info.log_start_offset

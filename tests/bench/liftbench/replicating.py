@@ -1,4 +1,4 @@
-"""Replicated streams: the rows of their table, and a new replica beside those who publish."""
+"""Replicated streams: the rows of their table, and the effect of a new replica on publishers."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def new_replica(
     seconds: float,
     gib: float,
 ) -> None:
-    """A follower loses its disk and fetches all of a stream again, while its leader is published to
-    at half of its peak, in turns with the same load and no one fetching."""
+    """Let a follower lose its disk and fetch a whole stream again, while its leader is published to
+    at half of its peak rate. In turns with the same load without a fetch."""
     with LiftlogCluster(directory / "growing") as system:
         system.create(_STREAM, _SUBJECT)
         spec = {"port": system.port, "subject": _SUBJECT}
@@ -152,9 +152,10 @@ def new_replica(
 def follower_reads(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, gib: float
 ) -> None:
-    """Readers begin at the three nodes in turn: they all get the leader's copy, or each that of its
-    node. All share one machine here, and the readers need more of it than the nodes. So the wall
-    clock says little, and what each node spends says how many readers three machines serve."""
+    """Let readers begin at the three nodes in turn. They read either the leader's copy, or the copy
+    of their node. All share one machine here, and the readers use more of it than the nodes. So the
+    elapsed time says little. The processor time of each node shows how many readers three machines
+    can serve."""
     with LiftlogCluster(directory / "reads") as system:
         system.create(_READ, f"bench.{_READ}")
         filled = {"connections": 4, "in_flight": 16, "count": int(gib * 2**30 / _FILL_BYTES)}
@@ -178,7 +179,8 @@ def follower_reads(
 
 
 def _read_at_once(system: LiftlogCluster, prefer: str, stored: int) -> float:
-    """Bytes per second of all readers, each of which reads the stream once to warm up."""
+    """Return the bytes per second of all readers. Each reads the stream once before the
+    measurement."""
     addresses = [node.pull_address for node in system.cluster.nodes.values()]
     spec = {
         "mode": "liftlog",
@@ -206,7 +208,7 @@ def _read_at_once(system: LiftlogCluster, prefer: str, stored: int) -> float:
 
 
 def _lose_disk(system: LiftlogCluster) -> str:
-    """A follower with an empty disk, on the way."""
+    """Return a follower that has begun with an empty disk."""
     cluster = system.cluster
     newcomer = cluster.followers(_STREAM)[-1]
     cluster.kill(newcomer)

@@ -55,7 +55,7 @@ DURABILITY = {
 
 
 def interpreter_build() -> str:
-    """How the interpreter was built: without optimisations it is 10 to 37 % slower."""
+    """Return how the interpreter was built. Without optimisations it is 10 to 37 % slower."""
     arguments = str(sysconfig.get_config_var("CONFIG_ARGS"))
     found = [one for one in ("--enable-optimizations", "--with-lto") if one in arguments]
     compiler = platform.python_compiler()
@@ -88,7 +88,7 @@ def environment(directory: Path) -> dict[str, Any]:
 
 
 def ratios(measured: Measurements, rows: Sequence[Row] = ROWS) -> list[dict[str, Any]]:
-    """One entry per row of which everything was measured."""
+    """Return one entry for each row that was measured completely."""
     found = []
     for row in rows:
         if measured.has(*row.needs):

@@ -1,9 +1,10 @@
-"""The ceiling: it stores nothing and acks every message at once, with the bytes of our acks.
+"""The ceiling: a program that stores nothing, and acks every message at once with the bytes of our
+acks.
 
     python -m bench.liftbench.responder '{"port": 4222, "subject": "bench", "stream": "bench", ...}'
 
-What nats-server and the publishers can carry when the work behind them costs next to nothing. It
-prints a line when it is subscribed; on SIGTERM it prints how many messages it has acked and ends.
+It shows the speed of nats-server and the publishers when the receiver does almost no work. It
+prints a line when it is subscribed. On SIGTERM it prints the number of acked messages and ends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Failed(Exception):
 
 
 class Responder:
-    """Received bytes in, bytes to send out: no I/O, and few Python steps per message."""
+    """Converts received bytes to bytes to send, without I/O, and with few Python steps per
+    message."""
 
     def __init__(self, subject: str, stream: str, payload_bytes: int) -> None:
         self.acked = 0
@@ -41,8 +43,8 @@ class Responder:
         self._forms: dict[int, bytes] = {}
 
     def receive(self, data: bytes) -> bytes:
-        """`data` may begin and end anywhere. Raises Failed on anything but what is awaited."""
-        # What lies between two messages, and the reply subject of each, in turns.
+        """Handle `data`, which may begin and end anywhere. Raises Failed for unexpected bytes."""
+        # The bytes between two messages, and the reply subject of each message, alternate.
         pieces = self._message.split(self._rest + data)
         self._rest = pieces.pop()
         between, replies = pieces[::2], pieces[1::2]
@@ -60,7 +62,7 @@ class Responder:
         return self._acks(replies) + b"PONG\r\n" * pongs
 
     def _check_rest(self) -> None:
-        """It must be the beginning of a message of the kind that is awaited, and no more."""
+        """Check that the remaining bytes are the beginning of an expected message."""
         if b"\r\n" not in self._rest:
             return
         start = self._start.match(self._rest)
@@ -68,7 +70,7 @@ class Responder:
             raise Failed(f"not what the benchmark publishes: {self._rest[:200]!r}")
 
     def _acks(self, replies: Sequence[bytes]) -> bytes:
-        """One format string serves all numbers with the same count of digits."""
+        """Return the acks. One format string serves all numbers with the same number of digits."""
         parts: list[bytes] = []
         done = 0
         while done < len(replies):
@@ -91,7 +93,8 @@ class Responder:
 
 
 def _take_control(data: bytes) -> tuple[bytes, int]:
-    """What follows the control lines at the front, and how many of these were PING."""
+    """Return the bytes after the control lines at the front, and the number of PINGs among these
+    lines."""
     position = pings = 0
     while found := _CONTROL.match(data, position):
         pings += found[1] == b"PING"
@@ -111,7 +114,7 @@ def serve(spec: dict[str, Any], responder: Responder) -> None:
             if not data or b"-ERR" in data:
                 raise Failed(f"the server refused the connection: {greeting + data!r}")
             greeting += data
-        sock.sendall(responder.receive(greeting))  # a PING may have come with it
+        sock.sendall(responder.receive(greeting))  # a PING may have arrived with it
         sock.settimeout(None)
         print("subscribed", flush=True)
         buffer = bytearray(1 << 18)

@@ -39,10 +39,12 @@ if TYPE_CHECKING:
 
 _STREAM, _SMALL, _LONG = "orders", "fewer", "long"
 _TIMES_LONGER = 8
-"""A Spark job takes a tenth of a second by itself: few records are looked for in many."""
+"""Factor of the stream's length for searches of few records, because a Spark job itself takes a
+tenth of a second."""
 _SETTLING_RUNS = 20
-"""Before queries are measured that take as short as that: the JVM goes on compiling what Spark does
-for each query, and this took half of the processor time of the first ten or so."""
+"""Number of unmeasured runs before short queries are measured. The JVM continues to compile the
+code that Spark generates for each query. In the first ten or so queries, this took half of the
+processor time."""
 _SKETCH_SECONDS = 300.0
 _JAVA_OPTIONS = (
     "-XX:+UseParallelGC -Xmn256m "
@@ -51,13 +53,14 @@ _JAVA_OPTIONS = (
 _COLUMNS = "offset,timestamp,subject,key,value"
 _QUERIES = ("scans", "parts", "selections", "streaming", "exports")
 PARTS = ("incremental", "decoder", "memory", *_QUERIES, "own-settings")
-"""What is measured, in this order."""
+"""The measured parts, in this order."""
 
 
 @contextmanager
 def session(directory: Path, *, fast: bool = True) -> Iterator[SparkSession]:
-    """local[2], without what starts tests faster and slows them; `fast` as docs/how-to/spark.md
-    advises, else with Spark's own settings."""
+    """Yield a session local[2], without the options that make tests start faster but run slower.
+    With `fast` it has the settings that docs/how-to/spark.md recommends, otherwise Spark's default
+    settings."""
     from pyspark.sql import SparkSession
 
     path = os.pathsep.join((str(TESTS), spark_environment()["PYTHONPATH"]))
@@ -137,7 +140,7 @@ def measure(
 
 
 def scan_with_own_settings(spec: dict[str, Any]) -> dict[str, Any]:
-    """The scans in a process of its own, since a JVM keeps the options that it began with."""
+    """Run the scans in a separate process, because a JVM keeps the options of its start."""
     tcp, unix, files, lake, nats_port = spec["places"]
     directory = Path(spec["directory"])
     directory.mkdir()
@@ -172,7 +175,8 @@ def decoder(data_dir: Path, measured: Measurements, progress: Progress, *, round
 
 
 def memory(address: str, small_bytes: int, measured: Measurements, progress: Progress) -> None:
-    """Tasks that read equal parts: half of the small stream, an eighth of the other."""
+    """Measure tasks that read equal parts: half of the small stream, an eighth of the other
+    stream."""
     for compact in (False, True):
         what = "memory-compact" if compact else "memory"
         for stream, name in ((_SMALL, f"{what}-small"), (_STREAM, what)):
@@ -221,7 +225,7 @@ class _Queries:
         self._frame().write.option("compression", "zstd").parquet(self._parquet)
 
     def scans(self, measured: Measurements, progress: Progress, *, rounds: Rounds) -> None:
-        """All rows and columns to nowhere."""
+        """Read all rows and columns, and drop them."""
         ways: dict[str, Callable[[], DataFrame]] = {
             LIFTLOG: self._frame,
             UNIX: lambda: self._frame(server=self._places.unix),
@@ -239,7 +243,7 @@ class _Queries:
         self._take_turns("scan", timed, measured, progress, rounds)
 
     def parts(self, measured: Measurements, progress: Progress, *, rounds: Rounds) -> None:
-        """What needs few columns or none."""
+        """Run queries that need few columns or none."""
         ways: dict[str, Callable[[], DataFrame]] = {
             JAR: self._by_jar,
             JAR_FILES: lambda: self._by_jar(path=str(self._places.files)),
@@ -253,7 +257,7 @@ class _Queries:
             self._take_turns(what, timed, measured, progress, rounds, settling=_SETTLING_RUNS)
 
     def selections(self, measured: Measurements, progress: Progress, *, rounds: Rounds) -> None:
-        """Few records of many, with all columns, to nowhere; beside all of them."""
+        """Select few of many records with all columns, and compare with a read of all records."""
         await_sketches(self._places.files / "streams" / _LONG)
         places = {
             JAR: {"server": self._places.tcp},
@@ -317,7 +321,8 @@ class _Queries:
             )
 
     def exports(self, measured: Measurements, progress: Progress, *, rounds: Rounds) -> None:
-        """The newest value of each key as Parquet: the export job, and what one writes first."""
+        """Export the newest value of each key as Parquet: by the export job, and by a simple
+        query."""
         ways = {LIFTLOG: self._export, WINDOW: self._window}
         sums = {}
         for who, run in ways.items():
@@ -383,7 +388,7 @@ class _Queries:
                 run()
                 seconds = time.perf_counter() - started
                 measured.add(who, what, (records or self._records) / seconds / 1e6)
-                # Of the JVM and its Python workers, which are children of this process.
+                # The JVM and its Python workers are children of this process.
                 measured.add(who, f"{what}-cpu", cpu_seconds(os.getpid()) - cpu)
             told = ", ".join(f"{who} {measured.samples[who, what][-1]:.2f}" for who in ways)
             progress.say(f"round {number + 1}/{rounds.most} {what}, M records/s: {told}")
@@ -398,7 +403,8 @@ def _to_nowhere(frame: Callable[..., DataFrame], *where: dict[str, str]) -> None
 
 
 def await_sketches(directory: Path) -> None:
-    """The daemon makes them some seconds after it has found the segments."""
+    """Wait for the sketches, which the daemon makes some seconds after it has found the
+    segments."""
     deadline = time.monotonic() + _SKETCH_SECONDS
     newest = max(directory.glob("*.log"))
     while missing := [

@@ -1,5 +1,5 @@
-"""How long starts take: commands, the import of the client, and a daemon until its first ack beside
-a nats-server with JetStream that is started in the same way."""
+"""Measures starts: commands, the import of the client, and a daemon until its first ack, compared
+with a nats-server with JetStream that is started in the same way."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ from .systems import DEFAULT, LIFTLOG
 
 _PATIENCE_SECONDS = 300.0
 _EVERY_SECONDS = 0.002
-"""A publisher sends a message so often, until the first ack arrives."""
+"""Interval at which a publisher sends a message until the first ack arrives."""
 _FILLED_AT_ONCE = (16, 400)
-"""Connections of the publisher that fills the streams, and messages in flight on each."""
+"""Number of connections of the publisher that fills the streams, and of messages in flight on
+each."""
 _FILL_BYTES = 64
 _FEW = 3
-"""Records of each stream where there are many streams."""
+"""Number of records of each stream if there are many streams."""
 
 PYTHON = "python"
 _BARE = "pass"
@@ -87,11 +88,11 @@ CONTENTS = {
     ),
 }
 IN_SECONDS = "1000-streams"
-"""Its bounds are seconds; those of the others are ratios to JetStream."""
+"""True if the limits are seconds. Otherwise they are ratios to JetStream."""
 
 
 def rows() -> list[Row]:
-    """The verdicts; a lower figure is better everywhere."""
+    """Return the verdicts. For every figure, lower is better."""
     found = [
         Row(
             key,
@@ -128,9 +129,9 @@ def rows() -> list[Row]:
 def measure_commands(
     wanted: Sequence[str], directory: Path, measured: Measurements, rounds: int
 ) -> None:
-    """Whole processes, in turns with a Python that does nothing. One run of each comes before, so
-    that all modules are compiled. The verdict is about processor time, which is the time of a start
-    on an idle machine, and which other processes change less."""
+    """Measure whole processes, in turns with a Python process that does nothing. One unmeasured run
+    of each compiles all modules. The verdict uses the processor time. It equals the time of a start
+    on an idle machine, and other processes affect it less."""
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     runs: dict[str, tuple[str, ...]] = {_BARE: ("-c", "pass")}
@@ -153,7 +154,7 @@ def measure_commands(
 
 
 def _run(command: list[str], environ: dict[str, str], directory: Path) -> tuple[float, float]:
-    """Processor time and time of a process, in milliseconds."""
+    """Return processor time and elapsed time of a process, in milliseconds."""
     began = time.perf_counter()
     process = subprocess.Popen(
         command, env=environ, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
@@ -267,7 +268,7 @@ def fill(port: int, content: Content) -> None:
 
 
 def until_acked(client: RawNats) -> float:
-    """Publish to the first stream until an ack arrives; the time of its arrival."""
+    """Publish to the first stream until an ack arrives. Returns the time of its arrival."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
         sent = time.monotonic()

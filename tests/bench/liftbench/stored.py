@@ -1,4 +1,4 @@
-"""Work on a log's files without a daemon, each in a process of its own.
+"""Work on a log's files without a daemon. Each mode runs in its own process.
 
     python -m bench.liftbench.stored '{"mode": "compact", "data_dir": ..., "stream": ...}'
 
@@ -106,7 +106,7 @@ def _append(log: Log, stream: dict[str, Any]) -> None:
 
 
 def compact_all(spec: dict[str, Any]) -> dict[str, Any]:
-    """One pass over all sealed segments, as fast as it goes, and its outcome made real."""
+    """Run one pass over all sealed segments at full speed, and make its result durable."""
     data_dir = _data_dir(spec)
     log, _ = data_dir.open_log(spec["stream"], _config(spec))
     policy = CompactionPolicy(
@@ -153,7 +153,7 @@ def compact_all(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def map_keys(spec: dict[str, Any]) -> dict[str, Any]:
-    """Peak memory that distinct keys cost, everything included that adding them needs."""
+    """Measure the peak memory for distinct keys, including the memory that adding them needs."""
     count = spec["keys"]
     order = np.random.default_rng(1).permutation(count)
     warm = KeyMap(1 << 20)
@@ -185,7 +185,8 @@ def _key_column(numbers: Any) -> KeyColumn:
 
 
 def recover(spec: dict[str, Any]) -> dict[str, Any]:
-    """Open after an unclean stop; beside it, the same bytes read and checksummed and no more."""
+    """Open the log after an unclean stop. For comparison, only read the same bytes and compute
+    their checksums."""
     from crc32c import crc32c
 
     path = sorted((Path(spec["data_dir"]) / "streams" / spec["stream"]).glob("*.log"))[-1]

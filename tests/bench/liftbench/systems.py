@@ -1,4 +1,4 @@
-"""The systems under test and their ceiling: servers, and the same few operations on streams."""
+"""The measured systems and their ceiling: servers with the same few operations on streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ CEILING = "ceiling"
 
 
 class System(ABC):
-    """Its server runs while it is entered. Each run has a fresh stream, removed afterwards."""
+    """A system. Its server runs inside of the `with` block. Each run has a new stream, which is
+    removed afterwards."""
 
     name: str
 
@@ -64,17 +65,18 @@ class System(ABC):
 
     @abstractmethod
     def create(self, stream: str, subject: str, *, kind: str = PLAIN) -> None:
-        """Returns when messages of this kind published from now on are stored."""
+        """Create a stream. Returns when published messages of this kind are stored."""
 
     @abstractmethod
     def delete(self, stream: str) -> None: ...
 
     @abstractmethod
     def stored(self, stream: str) -> int:
-        """Messages that the stream holds."""
+        """Return the number of messages in the stream."""
 
     def fsyncs(self, stream: str) -> int | None:
-        """How often the stream was fsynced so far, if the system tells."""
+        """Return the number of fsyncs of the stream so far; None if the system does not report
+        it."""
         return None
 
 
@@ -113,7 +115,7 @@ class JetStream(System):
 
 
 class Liftlog(System):
-    """The daemon as a user starts it, with its default settings, beside a core nats-server."""
+    """The daemon with its default settings, and a core nats-server."""
 
     name = LIFTLOG
 
@@ -159,7 +161,8 @@ class Liftlog(System):
         return int(self.daemon.metric("liftlog_fsync_total", stream=stream))
 
     def segment_files(self, stream: str) -> list[tuple[str, int]]:
-        """Path and bytes of data; the active segment is allocated ahead of them."""
+        """Return path and bytes of data of each segment. The file of the active segment is
+        longer."""
         files = sorted((self.daemon.data_dir / "streams" / stream).glob("*.log"))
         left = self._client.describe_stream(stream).size_bytes
         found = []
@@ -171,7 +174,7 @@ class Liftlog(System):
 
 
 class Ceiling(System):
-    """A responder beside a core nats-server that stores nothing and acks at once."""
+    """A responder with a core nats-server. It stores nothing and acks at once."""
 
     name = CEILING
 
@@ -192,11 +195,11 @@ class Ceiling(System):
         gave_up = bool(self.responder.poll())
         errors = self.responder.communicate()[1] if gave_up else ""
         self._run.close()
-        if gave_up:  # which says more than that the publisher waited for acks in vain
+        if gave_up:  # a better error than the missing acks of the publisher
             raise WorkerFailed(errors.strip())
 
     def stored(self, stream: str) -> int:
-        """How many it acked, as nothing is stored; it ends with that."""
+        """Return the number of acked messages, because nothing is stored. Ends the responder."""
         self.responder.send_signal(signal.SIGTERM)
         output, errors = self.responder.communicate()
         if self.responder.returncode:
@@ -205,7 +208,8 @@ class Ceiling(System):
 
 
 def wait_until_still(system: System, stream: str, *, quiet_seconds: float = 2.0) -> int:
-    """What the stream holds once that has not changed for a while, or `quiet_seconds` x 30."""
+    """Return the number of stored messages when it has not changed for a while, or after
+    `quiet_seconds` x 30."""
     deadline = time.monotonic() + quiet_seconds * 30
     held, since = system.stored(stream), time.monotonic()
     while time.monotonic() - since < quiet_seconds and time.monotonic() < deadline:

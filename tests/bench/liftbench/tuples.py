@@ -1,4 +1,4 @@
-"""What a data source for Spark would be without Arrow: the same batches, one tuple per record.
+"""A data source for Spark without Arrow: the same batches, with one tuple per record.
 
 Spark pickles the classes by name: its Python workers import this module.
 """
@@ -23,7 +23,8 @@ Row = tuple[int, datetime, str, bytes | None, bytes | None]
 
 
 def tuples_of(batches: Iterable[RecordBatch]) -> Iterator[Row]:
-    """Offset, timestamp, subject, key and value, as Spark takes them from a Python source."""
+    """Yield offset, timestamp, subject, key and value, in the form that Spark accepts from a Python
+    source."""
     stamp = datetime.fromtimestamp
     for batch in batches:
         stamps = [stamp(ns / 1e9, UTC) for ns in batch.timestamps_ns()]

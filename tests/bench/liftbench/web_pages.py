@@ -1,5 +1,5 @@
-"""The web page where there is much: how long its pages take with 500 streams, how soon a search in
-a million records finds something, and what it costs those who wait for acks meanwhile."""
+"""Measures the web page with much data: how long its pages take with 500 streams, how soon a search
+in a million records finds a record, and how it delays acks of publishers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _page(address: str, path: str) -> tuple[float, str]:
-    """How long it took, in seconds, and its text."""
+    """Return the seconds that a page took, and its text."""
     host, _, port = address.rpartition(":")
     began = time.perf_counter()
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
@@ -91,7 +91,8 @@ def _pages(count: int, rounds: int, short: list[str]) -> None:
 
 
 def _pages_beside_load(server: NatsServer, daemon: Daemon, rounds: int, short: list[str]) -> None:
-    """Messages come all the time. What a page then takes is only told: it takes turns with them."""
+    """Measure pages while messages arrive all the time. The figure has no limit, because the page
+    shares the daemon with the messages."""
     before = daemon.metric("liftlog_records_total", stream="plant-000")
     began = time.perf_counter()
     with _live_load(server):
@@ -110,7 +111,7 @@ def _pages_beside_load(server: NatsServer, daemon: Daemon, rounds: int, short: l
 
 @contextmanager
 def _live_load(server: NatsServer) -> Iterator[None]:
-    """About 20,000 messages a second without acks, in bursts."""
+    """Publish about 20,000 messages a second without acks, in bursts."""
     stop = threading.Event()
     burst = b"".join(pub_frame("plant.0.x", b"x" * 100) for _ in range(200))
 
@@ -152,7 +153,7 @@ def _searches(count: int, seconds: float, rounds: int, short: list[str]) -> None
 
 
 def _fill(server: NatsServer, daemon: Daemon, count: int) -> None:
-    """There are two needles: near the end, and near the start."""
+    """Fill the stream. Two records match the search: one near the end, and one near the start."""
     needles = {int(count * part) for part in (0.999, 0.001)}
     with RawNats(server.port) as client:
         for begin in range(0, count, _BURST):
@@ -171,8 +172,8 @@ def _fill(server: NatsServer, daemon: Daemon, count: int) -> None:
 
 
 def _first_hit(daemon: Daemon, question: str, begin: float) -> float:
-    """As the script of the page searches: part after part, until one has a record. `begin`: the
-    part of the stream that lies below the first record that is looked at."""
+    """Search like the script of the page: part after part, until one has a record. `begin` is the
+    part of the stream below the first searched record."""
     log = "/ui/streams/large/records.json?limit=25&"
     _, text = _page(daemon.http_address, log)
     top = int(json.loads(text)["high_watermark"] * begin)
@@ -188,7 +189,7 @@ def _first_hit(daemon: Daemon, question: str, begin: float) -> float:
 
 @contextmanager
 def _searching(daemon: Daemon, question: str) -> Iterator[None]:
-    """One viewer after the other searches all of it, again and again, as two at once."""
+    """Let one viewer after the other search all records repeatedly, like two viewers at once."""
     stop = threading.Event()
 
     def search() -> None:
@@ -220,7 +221,7 @@ def _acks(
     rounds: int,
     short: list[str],
 ) -> None:
-    """Without and with a search, in turns; the publisher is alone on its stream."""
+    """Measure acks without and with a search, in turns. The publisher has a stream of its own."""
     quiet: list[float] = []
     beside: list[float] = []
     for _ in range(rounds):
@@ -241,7 +242,7 @@ def _part(times: list[float], part: float) -> float:
 
 
 def _publish(server: NatsServer, seconds: float) -> list[float]:
-    """Seconds until each ack, one message at a time."""
+    """Publish one message at a time, and return the seconds until each ack."""
     times = []
     until = time.monotonic() + seconds
     with RawNats(server.port) as client:

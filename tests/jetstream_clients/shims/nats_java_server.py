@@ -35,7 +35,7 @@ def main() -> None:
     own = Path(os.environ["JETSTREAM_CLIENTS_OWN"])
     store = (jetstream and _value(jetstream[0], "store_dir")) or str(own / f"{port}.store")
     ready = own / f"{port}.ready"
-    ready.unlink(missing_ok=True)  # of an earlier server on this port
+    ready.unlink(missing_ok=True)  # from an earlier server on this port
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     if "JETSTREAM_CLIENTS_THEIRS" in os.environ or not (jetstream or "-js" in arguments):
         arguments += ["-sd", store]
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _wait_with(server: subprocess.Popen[bytes], ready: Path) -> None:
-    """Tell the tests that they may connect, and return when the server has ended."""
+    """Report to the tests that they may connect. Returns when the server has ended."""
     try:
         ready.touch()
         server.wait()

@@ -18,7 +18,7 @@ PORT = 4222
 
 
 class _Server:
-    """Comes back to what it stored."""
+    """A server that keeps its stored data over restarts."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="nats-py-")
@@ -39,7 +39,7 @@ class _Server:
 
 
 class SingleJetStreamServerTestCase(unittest.TestCase):
-    """Each test has a server of its own, with nothing in it."""
+    """Each test has its own, empty server."""
 
     def setUp(self) -> None:
         self.loop = asyncio.new_event_loop()
