@@ -258,12 +258,14 @@ class LogConfig:
 
     A `replicated` log is one of several copies. A record is committed only when enough copies have
     it. A replica cuts off a damaged end and fetches the records again, while a single log keeps as
-    many records as it can.
+    many records as it can. In a log that `rolls_up`, a record may hide older ones
+    (`LogState.unlisted`).
     """
 
     segment_max_bytes: int = 256 * 1024 * 1024
     segment_max_age_ns: int | None = 24 * 3600 * 1_000_000_000
     replicated: bool = False
+    rolls_up: bool = False
 
 
 @dataclass(slots=True)

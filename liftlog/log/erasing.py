@@ -230,11 +230,34 @@ def _add(state: LogState, offsets: ErasedSet) -> None:
     state.remove_erased_files(before.erased)
 
 
+def list_hidden(state: LogState) -> None:
+    """Write the offsets to files that only the view has, because committed records hide them. On
+    return a start finds them hidden. Any thread may call this. Raises StorageError, DiskFull."""
+    with state.lock, storage_errors(f"listing hidden records of {state.name}"):
+        view, part = state.hidden_now()
+        before, reached = view.manifest, view.committed.offset
+        if not part and reached == before.rolled_up_below:
+            return
+        if reached > state.active.durable.offset:
+            return  # after a power cut, the records that hide the others may not exist
+        with _Files(state) as files:
+            for chunk, bits in part.chunks.items():
+                if view.erased is not None and len(files.readable(chunk)) >= MOST_FILES_PER_CHUNK:
+                    files.replace(chunk, view.erased.chunks[chunk])
+                else:
+                    files.add(chunk, bits)
+        changes = before.with_changes(erased=files.entries, rolled_up_below=reached)
+        state.store(changes, settled=part)
+        state.remove_erased_files(before.erased)
+
+
 class Hidden(NamedTuple):
     """The erased files and the set after a swap, for the manifest and the view."""
 
     entries: tuple[ErasedEntry, ...]
     erased: ErasedSet | None
+    gone: ErasedSet = ErasedSet({})
+    """The offsets that have left the set."""
 
 
 def after_swap(
@@ -270,7 +293,7 @@ def after_swap(
     with _Files(state) as files:
         for chunk in gone.chunks:
             files.replace(chunk, after.chunks.get(chunk))
-    return Hidden(files.entries, after or None)
+    return Hidden(files.entries, after or None, gone)
 
 
 class _Files:

@@ -45,6 +45,7 @@ logger = logging.getLogger("liftlog.log")
 
 _SAME = ErasedSet({})
 """Stands for the erased set of the present view."""
+NOTHING = ErasedSet({})
 
 
 class ReadView(NamedTuple):
@@ -102,6 +103,17 @@ class ReadView(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self.segments)
+
+    @property
+    def left_bytes(self) -> int:
+        """The size of the segments without the share of erased records, in proportion to their
+        number."""
+        if self.erased is None:
+            return self.size_bytes
+        return sum(
+            segment.size_bytes * self.remaining_records(segment) // max(segment.record_count, 1)
+            for segment in self.segments
+        )
 
     @property
     def max_timestamp_ns(self) -> int:
@@ -220,6 +232,9 @@ class LogState:
         self.copy_in_doubt = False
         """True if a power cut may destroy the copy of the manifest; see `Manifest.write_first`."""
         self.closed = False
+        self.unlisted = NOTHING
+        """The erased offsets that no file lists yet, because a committed record hides them; they
+        also belong to the set of the view. Changes under `_swapping`."""
         self._swapping = threading.Lock()
 
     @classmethod
@@ -313,28 +328,59 @@ class LogState:
         manifest: Manifest,
         segments: tuple[Segment, ...] | None = None,
         erased: ErasedSet | None = _SAME,
+        *,
+        settled: ErasedSet = NOTHING,
     ) -> None:
         """Write `manifest` and put it into the view. If the segments change, `segments` are the new
         segments; the active segment stays the same. If `manifest` lists other erased files than
-        before, `erased` is their content. The caller holds `lock`. Raises OSError; after an error
-        the view is unchanged.
+        before, `erased` is their content. `settled` are offsets that these files list, or whose
+        records do not exist any more. The caller holds `lock`. Raises OSError; after an error the
+        view is unchanged.
         """
         self.write_manifest(manifest)
-        before = self.view
-        hidden = before.erased if erased is _SAME else erased
-        total = before.erased_total
-        if hidden is not before.erased:
-            total += max(len(hidden or ()) - len(before.erased or ()), 0)
-        listed = before.segments if segments is None else segments
-        index = before.active_index
         with self._swapping:
-            self.view = ReadView(self.view.committed, listed, manifest, index, hidden, total)
+            before = self.view
+            self.unlisted -= settled
+            hidden = before.erased if erased is _SAME else self._with_unlisted(erased)
+            total = before.erased_total
+            if hidden is not before.erased:
+                total += max(len(hidden or ()) - len(before.erased or ()), 0)
+            listed = before.segments if segments is None else segments
+            rest = manifest, before.active_index, hidden, total
+            self.view = ReadView(before.committed, listed, *rest)
+
+    def _with_unlisted(self, erased: ErasedSet | None) -> ErasedSet | None:
+        """Return a set that was made from an earlier view, with the offsets that were hidden since
+        then. The caller holds `_swapping`."""
+        return (erased or NOTHING) | self.unlisted if self.unlisted else erased
+
+    def hidden_now(self) -> tuple[ReadView, ErasedSet]:
+        """Return the view, and the part of its erased offsets that no file lists yet."""
+        with self._swapping:
+            return self.view, self.unlisted
+
+    def rolled_up_below(self, end: int) -> int | None:
+        """Return the value of this field for a manifest of a log that ends at `end`."""
+        with self._swapping:
+            view, before = self.view, self.view.manifest.rolled_up_below
+            if self.config.rolls_up and not self.unlisted:
+                before = view.committed.offset
+            return None if before is None else min(before, end)
 
     # --- the two ends ---
 
-    def move_high_watermark(self, end: LogEnd) -> None:
-        """Let readers read up to `end`, the end of an append. Only the current writer calls it."""
+    def move_high_watermark(self, end: LogEnd, hidden: ErasedSet | None = None) -> None:
+        """Let readers read up to `end`, the end of an append. Only the current writer calls it.
+        `hidden` are the offsets of older records that the new ones hide. No reader gets a record
+        and one that it hides from the same view."""
         with self._swapping:
+            if hidden:
+                self.unlisted = self.unlisted | hidden
+                view = self.view
+                after = hidden if view.erased is None else view.erased | hidden
+                total = view.erased_total + len(after) - len(view.erased or ())
+                self.view = view._replace(committed=end, erased=after, erased_total=total)
+                return
             # This runs once per commit. The constructor of the NamedTuple would take twice as long.
             self.view = tuple.__new__(ReadView, (end, *self.view[1:]))
 
@@ -378,6 +424,7 @@ class LogState:
             "high_watermark": view.committed.offset,
             "replicated": self.config.replicated,
             "reserved_offset": max(manifest.reserved_offset, base_offset + ahead),
+            "rolled_up_below": self.rolled_up_below(base_offset),
         }
         manifest = manifest.with_changes(**(fields | changes))
         fs = self.environment.fs
@@ -394,6 +441,8 @@ class LogState:
             committed = self.view.committed
             if is_committed or committed.offset == base_offset:
                 committed = active.end
+            self.unlisted = self.unlisted.within(0, base_offset)
+            erased = self._with_unlisted(erased)
             rest = (*kept, segment), manifest, active.index, erased, view.erased_total
             self.view = ReadView(committed, *rest)
         self.active = active

@@ -15,7 +15,7 @@ from typing import Any
 
 from liftlog.errors import SegmentsChanged
 from liftlog.log.erased import ErasedSet, clip
-from liftlog.log.erasing import Chosen, Selection, after_swap, choose, erase
+from liftlog.log.erasing import Chosen, Selection, after_swap, choose, erase, list_hidden
 from liftlog.log.files.filesystem import storage_errors
 from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry, epochs_from
 from liftlog.log.segment.derived import files_of
@@ -102,7 +102,8 @@ class LogStructure:
             # From here on no new reader reads below the log start, and the manifest on disk does
             # not list the old files. A reader that has an old file open can read it until it closes
             # it.
-            state.store(manifest, kept, erased)
+            dropped = state.unlisted.within(0, kept[0].base_offset)
+            state.store(manifest, kept, erased, settled=dropped)
             state.remove_erased_files(before)
             return sum([state.remove_files(segment) for segment in gone])
 
@@ -157,8 +158,7 @@ class LogStructure:
                     segments[i].take_times([segment], listed_since_ns=now_ns)
             # The new files cover the offsets of the old ones and are durable, so a start that finds
             # either manifest finds every record that was not compacted away. Readers with an older
-            # view can read the old files as long as they hold them open. A reader that has not
-            # opened its file yet gets an error, takes the new view and retries.
+            # view can read the old files that they hold open. Others get an error and retry.
             state.store(
                 manifest.with_changes(
                     segments=tuple(segment.entry() for segment in segments),
@@ -172,6 +172,7 @@ class LogStructure:
                 ),
                 tuple(segments),
                 hidden.erased,
+                settled=hidden.gone,
             )
             state.remove_erased_files(manifest.erased)
             freed = sum([state.remove_files(segment) for segment in old])
@@ -259,6 +260,17 @@ class LogStructure:
         hidden, but after the next start all of them may be hidden.
         """
         return erase(self._state, wanted, chosen)
+
+    def list_hidden(self) -> None:
+        """Write the offsets of records to files that committed records hide (`Log.commit_up_to`),
+        and note in the manifest up to which offset the files have all of them. Durable on return.
+        Raises StorageError, DiskFull."""
+        list_hidden(self._state)
+
+    @property
+    def has_unlisted(self) -> bool:
+        """True if `list_hidden` has something to write."""
+        return bool(self._state.unlisted)
 
     def quarantine(self, file_name: str, ranges: Sequence[QuarantinedRange]) -> None:
         """Record damaged ranges of a segment; readers skip them from now on. Durable on return.

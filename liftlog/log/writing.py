@@ -12,6 +12,7 @@ from compaction.ages import TOLERANCE_NS
 from liftlog.errors import SyncFailed
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.copied_batches import continuing_batches
+from liftlog.log.erased import ErasedSet
 from liftlog.log.files.acked_end import AckedEndFile
 from liftlog.log.files.filesystem import Buffer, storage_error, storage_errors
 from liftlog.log.files.manifest import (
@@ -212,17 +213,16 @@ class LogWriter:
 
     # --- commits and acks ---
 
-    def commit_up_to(self, offset: int) -> int:
+    def commit_up_to(self, offset: int, hidden: ErasedSet | None = None) -> int:
         """Mark all records below `offset` as committed and readable. Returns the new HW.
 
-        `offset` may be any offset: the high watermark moves to the last end of an append at or
-        below it, and never moves back. The caller decides which records are committed. On a single
-        node these are the fsynced records; with replicas, the records that all replicas in sync
-        have, up to the durable end of this log. With more than 4,096 uncommitted appends, some ends
-        are dropped, but never the log end. The high watermark may then be slightly lower than
-        `offset`. One thread at a time may call it, also during an append or sync in another thread.
-        Raises StorageError, DiskFull without a change if `admit_early_acks` fails.
-        """
+        `hidden` are older records that the new ones hide in the same moment. `offset` may be any
+        offset: the high watermark moves to the last end of an append at or below it, and never
+        moves back. The caller decides which records are committed: on a single node the fsynced
+        ones; with replicas those that all replicas in sync have, up to the durable end of this log.
+        With more than 4,096 uncommitted appends, some ends are dropped, but never the log end, and
+        the high watermark may be lower. One thread at a time calls it, also during an append or
+        sync. Raises StorageError, DiskFull without a change if `admit_early_acks` fails."""
         state = self.state
         committed = state.view.committed
         appended = self._appended
@@ -238,7 +238,7 @@ class LogWriter:
             end = appended.popleft()
             if end.offset > committed.offset:  # an append may have put back older ends
                 committed = end
-        state.move_high_watermark(committed)
+        state.move_high_watermark(committed, hidden)
         reached = committed.offset
         if reached > self._acked_end and not replicated:  # the sync of a replica has stored it
             self._acked_end = reached

@@ -30,6 +30,7 @@ class CommitGroup:
     completed with the time of the commit. If the group fails, none of these answers is sent, and
     `waiting_replies` and `waiting` get nacks. `waiting` also has the fields that a nack must
     repeat. `subject_notes` is None if the stream does not store the last offset of each subject.
+    `rollups` has the row and the subject of each record that erases older ones, b"" for all.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class CommitGroup:
         "last_message_id_before",
         "prepared_answers",
         "received",
+        "rollups",
         "size_bytes",
         "stamps",
         "subject_notes",
@@ -75,6 +77,7 @@ class CommitGroup:
         self.subject_notes: Notes | None = None
         self.prepared_answers: bytes | None = None
         self.received = 0
+        self.rollups: list[tuple[int, bytes]] | None = None
         self.size_bytes = 0
 
     def __len__(self) -> int:

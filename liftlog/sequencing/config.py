@@ -20,6 +20,7 @@ class SequencerConfig:
     With `is_bucket` the newest record of a subject replaces its older records, as in a key-value
     bucket of JetStream: a record without a key gets its subject as key, and a message may roll up
     its subject. With `one_per_subject` a message is refused if its subject already has a record.
+    With `rolls_up` a message may erase the older records of its subject, or of the stream.
     """
 
     stream: str
@@ -35,3 +36,4 @@ class SequencerConfig:
     leader_epoch: int = 0
     is_bucket: bool = False
     one_per_subject: bool = False
+    rolls_up: bool = False

@@ -32,6 +32,9 @@ MAX_MESSAGE_ID_BYTES = 255
 """Maximum length of a message id, the same as in an envelope. JetStream has no limit, but liftlog
 stores and repeats the id."""
 
+ROLLUP_SUBJECT, ROLLUP_ALL = b"sub", b"all"
+"""The values of the header of a roll-up."""
+
 _BOOLEANS = {b"true": True, b"false": False}
 _UNSUPPORTED = re.compile(
     rb"\r\n(%b):"
@@ -115,8 +118,8 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
         refusal = _why_unsupported(unsupported[1])
     elif len(message_id) > MAX_MESSAGE_ID_BYTES:
         refusal = MESSAGE_ID_TOO_LONG
-    elif rollup is not None:
-        refusal = ROLLUP  # but a bucket accepts it
+    elif rollup:  # an empty header has no effect, as in nats-server
+        refusal = ROLLUP  # but some streams accept it
     return Control(
         message_id,
         expected_stream,
@@ -128,7 +131,7 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
         expected_subject_sequence=_sequence(subject_sequence),
         expected_subject=subject or b"",
         names_subject_sequence=names_subject_sequence,
-        rollup=rollup or b"",
+        rollup=(rollup or b"").lower(),
     )
 
 

@@ -14,7 +14,14 @@ from typing import NamedTuple
 
 from liftlog.sequencing.acks import Echo
 from liftlog.sequencing.config import SequencerConfig
-from liftlog.sequencing.control import NO_CONTROL, Control, may_control, parse_control
+from liftlog.sequencing.control import (
+    NO_CONTROL,
+    ROLLUP_ALL,
+    ROLLUP_SUBJECT,
+    Control,
+    may_control,
+    parse_control,
+)
 from liftlog.sequencing.header_columns import MAX_BLOCK_BYTES, header_columns
 from liftlog.sequencing.opened import EnvelopeFields
 from liftlog.sequencing.refusals import (
@@ -30,6 +37,7 @@ from liftlog.sequencing.refusals import (
     TOO_MANY_HEADERS,
     WRONG_STREAM,
     RefusalReason,
+    invalid_rollup,
     wrong_last_sequence,
 )
 from liftlog.sequencing.run import MessageRun
@@ -124,8 +132,12 @@ def why_refused(
         return WRONG_STREAM
     if too_large:
         return TOO_LARGE
-    rolls_up = config.is_bucket and control.rollup == b"sub"
-    if control.refusal is not None and not (rolls_up and control.refusal is ROLLUP):
+    if control.refusal is ROLLUP and (config.rolls_up or config.is_bucket):
+        if control.rollup not in (ROLLUP_SUBJECT, ROLLUP_ALL):
+            return invalid_rollup(control.rollup)
+        if config.rolls_up or control.rollup == ROLLUP_SUBJECT:
+            return TOMBSTONE_WITHOUT_KEY if value is None and control.key is None else None
+    if control.refusal is not None:
         return control.refusal
     return TOMBSTONE_WITHOUT_KEY if value is None and control.key is None else None
 

@@ -67,6 +67,7 @@ _SCHEDULES = RefusalReason("unsupported_header", 400, 10188, "message schedules 
 _BATCHES = RefusalReason("unsupported_header", 400, 10174, "atomic publish is disabled")
 
 ROLLUP = RefusalReason("unsupported_header", 500, 10111, "rollup not permitted")
+"""A stream that allows roll-ups accepts them."""
 SUBJECT_SEQUENCES_ARE_OFF = RefusalReason(
     # The code is 10003, because a client that gets the code of a wrong sequence reads again and
     # retries.
@@ -106,6 +107,11 @@ UNSUPPORTED_FAMILIES: tuple[tuple[bytes, RefusalReason], ...] = (
     (b"Nats-Schedule", _SCHEDULES),
     (b"Nats-Batch-", _BATCHES),
 )
+
+
+def invalid_rollup(value: bytes) -> RefusalReason:
+    text = f"rollup value invalid: {json.dumps(shown(value))}"
+    return RefusalReason("unsupported_header", 500, 10111, text)
 
 
 def wrong_last_sequence(last: int) -> RefusalReason:

@@ -15,7 +15,7 @@ from acl.subjects import matches_any
 from liftlog.sequencing.acks import Answer, Echo, publish_commands
 from liftlog.sequencing.commit_group import CommitGroup
 from liftlog.sequencing.config import SequencerConfig
-from liftlog.sequencing.control import NO_CONTROL, Control
+from liftlog.sequencing.control import NO_CONTROL, ROLLUP_ALL, Control
 from liftlog.sequencing.dedupe import AddedRun, DedupeWindow
 from liftlog.sequencing.destinations import Destinations
 from liftlog.sequencing.enveloped import merge_headers, open_envelope, reply_of, with_envelope
@@ -338,6 +338,10 @@ class Sequencer(Tail):
                 return
             if mark and self.dedupe.add(mark, self.next_offset - 1, self._ids_seen_ns):
                 group.id_marks.append(mark)
+            if control.rollup and self.config.rolls_up:
+                wanted = b"" if control.rollup == ROLLUP_ALL else subject
+                group.rollups = group.rollups or []
+                group.rollups.append((len(group) - 1, wanted))
 
     def _take(
         self,

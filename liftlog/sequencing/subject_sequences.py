@@ -245,6 +245,24 @@ class SubjectSequences:
             self._deleted += 1
         return True
 
+    def erased_whole(self, is_erased: Callable[[int], bool]) -> None:
+        """Note that subjects were erased as a whole: those whose last committed record is
+        erased."""
+        for mark, stored in self._committed.items():
+            left = self._last_left(mark)
+            if left is not None and left > 0 and is_erased(left):
+                self._older.pop(mark, None)
+                self._erased.add(mark)
+                self._committed[mark] = -stored
+                self._deleted += 1
+
+    def complete_from(self, offset: int) -> None:
+        """Note that no record below `offset` exists. Does nothing if records from there on are not
+        in the table."""
+        if offset >= self.known_from:
+            self._unknown_below = 0
+            self.needs_scan = False
+
     # --- scans ---
 
     def new_scan(self) -> SubjectScan:

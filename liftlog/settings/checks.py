@@ -72,6 +72,13 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
             involved=((*at, "jetstream", "max_msgs_per_subject"), (*at, "subject_sequences")),
         )
 
+    if own is not None and own.allow_rollup_hdrs and (stream.acks != "on" or stream.replicas > 1):
+        yield Finding(
+            (*at, "jetstream", "allow_rollup_hdrs"),
+            "true: expected false with more than one replica, and without acks: on",
+            involved=((*at, "acks"), (*at, "replicas")),
+        )
+
     is_bucket = own is not None and own.max_msgs_per_subject == 1
     if (
         stream.retention.discard == "new"
@@ -155,8 +162,8 @@ def _reserved(subject: str) -> str | None:
         return "_INBOX.>"
     if overlaps(subject, "liftlog.>"):
         return "liftlog.>"
-    if subject.startswith("$KV."):
-        return None  # the keys of a bucket, for users who keep one here
+    if subject.startswith(("$KV.", "$O.")):
+        return None  # key-value buckets and object stores
     if first in ("*", ">") or first.startswith("$"):
         return "$*.>"
     return None

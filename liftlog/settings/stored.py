@@ -14,6 +14,7 @@ from liftlog.settings.stream import StreamSettings
 
 ADDED_LATER: dict[str, Any] = {
     "retention.discard": "old",
+    "jetstream.allow_rollup_hdrs": False,
     "jetstream": None,
 }
 """Settings that the first versions do not have. Each has the value that corresponds to the

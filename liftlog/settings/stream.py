@@ -251,6 +251,13 @@ class JetStreamSettings(SettingsModel):
         "compaction keeps the newest record of each subject. If the value is above 1, compaction "
         "must be off. `null`: clients receive all records.",
     )
+    allow_rollup_hdrs: Flag = Field(
+        default=False,
+        description="`true`: accept `Nats-Rollup: sub`, which erases the older records of the "
+        "subject, and `Nats-Rollup: all`, which erases all older records of the stream. Needs "
+        "`acks: on`, and is not possible in a cluster. With `max_msgs_per_subject`, `sub` is "
+        "always accepted, and `all` never.",
+    )
     max_consumers: Count | None = Field(
         default=None,
         description="Maximum number of consumers over NATS. `null`: only the daemon's own limit.",

@@ -144,10 +144,17 @@ def test_a_stream_that_cannot_be_promised_is_refused_with_the_reason(natscli: Na
     assert "only limits is supported" in done.stdout + done.stderr
 
 
-def test_an_object_store_is_refused_by_its_name(natscli: Natscli) -> None:
-    done = natscli.tried("object", "add", "files")
-    assert done.returncode != 0
-    assert "object stores are not supported" in done.stdout + done.stderr
+def test_an_object_store(natscli: Natscli, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 2_000
+    file, copy = tmp_path / "file", tmp_path / "copy"
+    natscli("object", "add", "files")
+    for part in (content, content[::-1]):  # the second one replaces the first
+        file.write_bytes(part)
+        natscli("object", "put", "files", str(file), "--name", "one", "--force", "--no-progress")
+    natscli("object", "get", "files", "one", "--output", str(copy), "--no-progress")
+    assert copy.read_bytes() == content[::-1]
+    natscli("object", "rm", "files", "one", "--force")
+    assert natscli.tried("object", "get", "files", "one").returncode != 0
 
 
 def test_the_life_of_a_consumer(natscli: Natscli) -> None:

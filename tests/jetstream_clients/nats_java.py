@@ -16,7 +16,6 @@ from jetstream_clients.suite import (
     BUILD,
     CLIENT,
     ELSEWHERE,
-    OBJECTS,
     PLACES,
     SHIMS,
     SWITCHED_OFF,
@@ -46,7 +45,6 @@ class NatsJava(Suite):
     }
     one_test = r"^    @(?:Test|ParameterizedTest)\b"
     other_files: ClassVar[Mapping[str, Sequence[str]]] = {
-        OBJECTS: [f"{_TESTS}/ObjectStoreTests.java", "io/nats/client/api/ObjectStoreApiTests.java"],
         CLIENT: [
             *(
                 f"io/nats/client/api/{one}Tests.java"
@@ -61,13 +59,14 @@ class NatsJava(Suite):
                 for one in ("JetStream", "Publish", "Subscribe")
             ),
             "io/nats/client/api/MessageInfoTest.java",
+            "io/nats/client/api/ObjectStoreApiTests.java",
             f"{_TESTS}/ConsumerConfigurationComparerTests.java",
         ],
     }
     _files = (
         *("JetStreamConsumer", "JetStreamGeneral", "JetStreamManagement", "JetStreamPub"),
         *("JetStreamMirrorAndSources", "JetStreamPull", "JetStreamPush", "JetStreamPushAsync"),
-        *("JetStreamPushQueue", "KeyValue", "ListRequests", "MessageManager"),
+        *("JetStreamPushQueue", "KeyValue", "ListRequests", "MessageManager", "ObjectStore"),
         *("NatsJetStreamMetaData", "Simplification"),
     )
 

@@ -19,7 +19,6 @@ from jetstream_clients.nats_java import NatsJava
 from jetstream_clients.suite import (
     BUILD,
     CLIENT,
-    OBJECTS,
     OLDER,
     PLACES,
     SHIMS,
@@ -40,7 +39,6 @@ class NatsPy(Suite):
     name, version, source = "nats-py", "2.14.0", "PyPI, source distribution"
     can_be_beside_itself = False  # its tests want one port
     outside: ClassVar[Mapping[str, str]] = {
-        OBJECTS: "ObjectStoreTest",
         PLACES: "AccountLimitsTest|ClusterInfoTest",
         CLIENT: "DatetimeFieldsTest",
     }
@@ -88,7 +86,6 @@ class NatsGo(Suite):
 
     name, version, source = "nats.go", "1.48.0", "Go module proxy"
     outside: ClassVar[Mapping[str, str]] = {
-        OBJECTS: "Object",
         PLACES: "Domain|Cluster|Account",
     }
     other_files: ClassVar[Mapping[str, Sequence[str]]] = {
@@ -191,12 +188,11 @@ class AsyncNats(Suite):
         CLIENT: "::(test_version|limits$)",
     }
     other_files: ClassVar[Mapping[str, Sequence[str]]] = {
-        OBJECTS: ["tests/object_store.rs"],
         CLIENT: ["tests/jetstream_api_timeout_tests.rs"],
     }
     one_test = r"#\[(?:tokio::)?test\b"
     _files = (
-        *("jetstream_tests", "kv_tests", "pinned_client_test"),
+        *("jetstream_tests", "kv_tests", "object_store", "pinned_client_test"),
         "pull_exceeded_max_request_test",
     )
 
@@ -263,7 +259,6 @@ class NatsJs(Suite):
     }
     one_test = r"^Deno\.test\("
     other_files: ClassVar[Mapping[str, Sequence[str]]] = {
-        OBJECTS: ["obj/tests/objectstore_test.ts"],
         PLACES: ["jetstream/tests/jscluster_test.ts"],
         UNKNOWN: [
             f"jetstream/tests/{one}_test.ts" for one in ("fast_ingest_publisher", "schedules")
@@ -272,7 +267,10 @@ class NatsJs(Suite):
     _repository = "https://github.com/nats-io/nats.js"
     _given = "JETSTREAM_CLIENTS_NATS_JS"
     _folders = ("core", "jetstream", "kv", "nst", "obj", "transport-deno")
-    _packages = ("deno@2.9.6", "@nats-io/jwt@0.0.11", "@nats-io/nkeys@2.0.3", "@nats-io/nuid@3.0.0")
+    _packages = (
+        *("deno@2.9.6", "@nats-io/jwt@0.0.11", "@nats-io/nkeys@2.0.3", "@nats-io/nuid@3.0.0"),
+        "js-sha256@0.11.1",
+    )
     _files = (
         *("jetstream/tests/jsm_test.ts", "jetstream/tests/jsm_direct_test.ts"),
         *("jetstream/tests/streams_test.ts", "jetstream/tests/jetstream_test.ts"),
@@ -284,6 +282,7 @@ class NatsJs(Suite):
         *("jetstream/tests/jetstream_pushconsumer_test.ts", "jetstream/tests/next_test.ts"),
         *("jetstream/tests/status_test.ts", "jetstream/tests/jsmsg_test.ts"),
         *("jetstream/tests/pushconsumers_ordered_test.ts", "kv/tests/kv_test.ts"),
+        "obj/tests/objectstore_test.ts",
     )
 
     def prepare(self) -> None:
@@ -332,14 +331,17 @@ class NatsJs(Suite):
         """Return the configuration of Deno: the place of each import."""
         modules = {
             "@std/assert": "./nats_js_assert.ts",
+            "@std/bytes": "./nats_js_bytes.ts",
             "@std/io": "./nats_js_io.ts",
             "@nats-io/transport-deno": "./transport-deno/src/mod.ts",
         }
-        for name, folder in (("nats-core", "core"), ("jetstream", "jetstream"), ("kv", "kv")):
+        folders = {"nats-core": "core", "jetstream": "jetstream", "kv": "kv", "obj": "obj"}
+        for name, folder in folders.items():
             modules[f"@nats-io/{name}"] = f"./{folder}/src/mod.ts"
             modules[f"@nats-io/{name}/internal"] = f"./{folder}/src/internal_mod.ts"
         scopes = {
-            f"./{one}/tests/": {"nst": f"./{one}/tests/nst.ts"} for one in ("jetstream", "kv")
+            f"./{one}/tests/": {"nst": f"./{one}/tests/nst.ts"}
+            for one in ("jetstream", "kv", "obj")
         }
         return {"nodeModulesDir": "manual", "imports": modules, "scopes": scopes}
 

@@ -133,6 +133,7 @@ class Manifest:
     high_watermark: int = 0
     quarantined: tuple[QuarantinedRange, ...] = ()
     tombstones_removed_below: int = 0
+    rolled_up_below: int | None = None  # the erased files have all that records below it hide
     cleaned_below: int = 0  # compaction has processed all offsets below this one
     acks_before_sync: bool = False  # acks may have been sent for records in the page cache
     generation: int = 0  # of new segment files; truncation raises it, so that no name is reused
@@ -232,6 +233,8 @@ class Manifest:
         }
         if self.replicated:
             content["replicated"] = True
+        if self.rolled_up_below is not None:
+            content["rolled_up_below"] = self.rolled_up_below
         if self.incomplete:
             content["incomplete"] = self.incomplete
         if self.erased:
@@ -408,6 +411,7 @@ def _read(fs: FileSystem, directory: Path, name: str) -> Manifest | None:
             reserved_offset=content["reserved_offset"],
             high_watermark=content["high_watermark"],
             tombstones_removed_below=content["tombstones_removed_below"],
+            rolled_up_below=content.get("rolled_up_below"),
             cleaned_below=content.get("cleaned_below", 0),
             acks_before_sync=content["acks_before_sync"],
             generation=content.get("generation", 0),

@@ -15,5 +15,6 @@ waiting        readers and the daemon's own records that wait for a commit
 observations   counters, and the time that acks take
 configs        converts settings of a stream for its log and its sequencer
 damage         quarantines damage that a reader finds, before the reader gets the error
+rollups        records that erase older ones when they are committed
 subjects       the newest offset of each subject: scans the log, saves and restores the table
 """

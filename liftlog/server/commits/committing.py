@@ -10,9 +10,8 @@ The gate decides when a group that is stored on this node is committed. With one
 committed at once. With several copies the group is *held* until the other nodes have it. The next
 group can be written in the meantime.
 
-Other code may write to a stream without the sequencer, for example to append batches that were
-fetched from another node. Such code belongs in a separate module of this package. It shares the
-log, the turns and the waiting callers with this module.
+Code that writes to a stream in another way, such as appending batches from another node, belongs in
+another module of this package: it shares the log, its turns and its waiting callers.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from liftlog.sequencing import CommitGroup, Sequencer
 from liftlog.sequencing.refusals import DISK_FULL, STORE_FAILED, RefusalReason
 from liftlog.server.commits.gate import CommitGate
 from liftlog.server.commits.observations import StreamObservations
+from liftlog.server.commits.rollups import Rollups
 from liftlog.server.commits.subjects import SubjectUpkeep
 from liftlog.server.commits.turns import LogTurns
 from liftlog.server.commits.waiting import OwnRecords, WatermarkWaiters
@@ -64,7 +64,9 @@ class CommitResources(Protocol):
     def send(self, commands: bytes) -> None: ...
     def pending_changed(self) -> None:
         """Note that waiting messages have been answered."""
-        ...
+
+    def rolled_up(self, stream: str) -> None:
+        """Note that messages of a stream have erased older ones."""
 
 
 class GroupCommits:
@@ -89,6 +91,7 @@ class GroupCommits:
         waiters: WatermarkWaiters,
         own_records: OwnRecords,
         subjects: SubjectUpkeep,
+        rollups: Rollups,
         observed: StreamObservations,
         fail: Callable[[str], None],
         step_down: Callable[[str], None],
@@ -105,6 +108,7 @@ class GroupCommits:
         self._waiters = waiters
         self._own_records = own_records
         self._subjects = subjects
+        self.rollups = rollups
         self._observed = observed
         self._fail = fail
         self._step_down = step_down
@@ -190,8 +194,7 @@ class GroupCommits:
         return None
 
     def sync(self) -> Exception | None:
-        """Sync the log, in any thread. Returns the error. During the call, nothing except readers
-        may use the log."""
+        """Sync the log, in any thread; only readers may use it meanwhile. Returns the error."""
         try:
             self._log.sync()
         except Exception as error:  # noqa: BLE001  # `_take_back` decides what it means
@@ -240,13 +243,11 @@ class GroupCommits:
         self._sequencer.prepare_answers(group)  # runs while the thread writes
 
     def _appended(self) -> None:
-        # No group is out if the leadership has ended meanwhile.
-        if self._sequencer.oldest_out is not None:
+        if self._sequencer.oldest_out is not None:  # else the leadership has ended meanwhile
             self._gate.written(self._writer.written)
 
     def _observe_sync(self) -> None:
-        """Report the duration of the newest sync to the budget. Does nothing if there was no sync
-        since the last call."""
+        """Report the duration of the newest sync to the budget, if it is not reported yet."""
         if self._log.writer.fsync_count != self._observed_syncs:
             self._observed_syncs = self._log.writer.fsync_count
             seconds = self._log.writer.last_sync_seconds
@@ -261,11 +262,17 @@ class GroupCommits:
             return
         next_offset = group.next_offset
         interval = self._has_flushes
+        if group.rollups:
+            self.rollups.stored(group)
         if interval:
             self._log.writer.note_acked(self._log.log_end_offset)
         else:
             log = self._log
-            high_watermark = log.commit_up_to(self._gate.local(log.log_end_offset))
+            if group.rollups:
+                self._hold(group, log.high_watermark)
+                self.commit_up_to(self._gate.local(log.log_end_offset))
+                return
+            high_watermark = self.rollups.commit_up_to(self._gate.local(log.log_end_offset))
             if next_offset > high_watermark or self._sequencer.held_bytes:
                 self._hold(group, high_watermark)
                 return
@@ -279,8 +286,7 @@ class GroupCommits:
         self._shared.pending_changed()
 
     def _hold(self, group: CommitGroup, high_watermark: int) -> None:
-        """Hold a group that is stored on this node, if this group or an earlier group is not
-        committed yet."""
+        """Hold a group that is stored here, if it or an earlier one is not committed yet."""
         if not self._sequencer.is_holding:
             self._held_since = time.monotonic()
         early = self._sequencer.hold(group)
@@ -301,9 +307,8 @@ class GroupCommits:
         self._own_records.committed(high_watermark)
 
     def commit_up_to(self, offset: int) -> None:
-        """Note that all records below `offset` are committed. Only records that are stored on this
-        node count."""
-        self._release(self._log.commit_up_to(offset))
+        """Note that records below `offset` are committed, as far as this node has stored them."""
+        self._release(self.rollups.commit_up_to(offset))
 
     @property
     def held_seconds(self) -> float:
@@ -341,6 +346,7 @@ class GroupCommits:
         self._nack(group, error)
         if isinstance(error, SyncFailed) and acked_before_sync:
             self._subjects.lost_from(durable_end)
+            self.rollups.lost_from(durable_end)
         if (
             isinstance(error, DiskFull)
             and self._log.leases.may_be_void
@@ -375,9 +381,8 @@ class GroupCommits:
         self._waiters.wake(self._log.high_watermark)
 
     def _take_back_waiting(self, error: Exception) -> None:
-        """Handle a failed sync of records that were acked before their sync, with `durability:
-        interval` or `os`. Record the offsets of these records as lost, and nack the waiting
-        messages."""
+        """Handle a failed sync of records that were acked before it: record their offsets as lost,
+        and nack the waiting messages."""
         self._take_back(None, error)
 
     def give_up(self, reason: str) -> None:
@@ -426,8 +431,7 @@ class GroupCommits:
         """Flush, because the oldest record that is not synced has waited for `flush.interval`. The
         timer may still fire after the stream has failed, but not after the stream was closed."""
         self._flush_timer = None
-        # Under load, other jobs may follow the current job without a pause. The flag makes the
-        # flush the next job.
+        # Under load other jobs may follow without a pause, so the flush is made the next job.
         self.flush_is_overdue = True
         self._turns.begin_next()
 
@@ -462,8 +466,7 @@ class GroupCommits:
     # --- what the host reports ---
 
     def after_exclusive(self, error: Exception | None) -> None:
-        """Continue after an exclusive call, which ran in a thread or in the event loop. The call
-        may have synced the log."""
+        """Continue after an exclusive call, which may have synced."""
         self._observe_sync()
         if isinstance(error, SyncFailed):
             self._take_back_waiting(error)
@@ -476,12 +479,14 @@ class GroupCommits:
         self._writer = GroupWriter(self._log, settings)
         self._most_in_round = _most_in_round(settings)
         self._has_flushes = self._is_flushed(settings)
+        self.rollups.adopt()
         if self._flush_timer is not None:
             # The timer runs by the old interval. Records must not wait longer than the new one.
             self._stop_flush_timer()
             self._after_interval_append(0)
 
     def close(self) -> None:
+        self.rollups.close()
         self._stop_flush_timer()
         self._own_records.failed("it is closed")
 

@@ -23,7 +23,14 @@ def log_config(settings: StreamSettings, *, replicated: bool = False) -> LogConf
         segment_max_bytes=settings.segment.max_bytes,
         segment_max_age_ns=None if age is None else int(age * _SECOND_NS),
         replicated=replicated,
+        rolls_up=_rolls_up(settings) and not replicated,
     )
+
+
+def _rolls_up(settings: StreamSettings) -> bool:
+    """Return True if roll-ups erase records. In a bucket they only hide them, like newer values."""
+    own = settings.jetstream
+    return own is not None and own.allow_rollup_hdrs and own.max_msgs_per_subject is None
 
 
 class NewestBytes:
@@ -84,8 +91,10 @@ def room_of(settings: StreamSettings, log: Log, newest: NewestBytes) -> Room | N
     is_bucket = counts_newest(settings)
 
     def stored() -> Stored:
-        size_bytes = newest.size_bytes if is_bucket else log.view.size_bytes
-        return Stored(log.log_start_offset, log.log_end_offset, size_bytes)
+        view, end = log.view, log.log_end_offset
+        erased = 0 if view.erased is None else view.erased.count_in(log.log_start_offset, end)
+        size_bytes = newest.size_bytes if is_bucket else view.left_bytes
+        return Stored(log.log_start_offset + erased, end, size_bytes)
 
     return Room(limits.max_messages, limits.max_bytes, stored)
 
@@ -95,7 +104,7 @@ def window_ns(settings: StreamSettings) -> int:
     return int(settings.dedupe_window_seconds * _SECOND_NS)
 
 
-def sequencer_config(name: str, settings: StreamSettings, leader_epoch: int) -> SequencerConfig:
+def sequencer_config(name: str, settings: StreamSettings, log: Log) -> SequencerConfig:
     own = settings.jetstream
     return SequencerConfig(
         stream=name,
@@ -107,9 +116,10 @@ def sequencer_config(name: str, settings: StreamSettings, leader_epoch: int) -> 
         subjects=settings.subjects,
         is_replicated=settings.replicas > 1,
         ack_policy=settings.ack_policy,
-        leader_epoch=leader_epoch,
+        leader_epoch=log.leader_epoch,
         is_bucket=own is not None and own.max_msgs_per_subject is not None,
         one_per_subject=own is not None and own.discard_new_per_subject,
+        rolls_up=_rolls_up(settings) and not log.config.replicated,
     )
 
 

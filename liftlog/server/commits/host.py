@@ -38,6 +38,7 @@ from liftlog.server.commits.configs import (
 )
 from liftlog.server.commits.gate import CommitGate, LocalGate
 from liftlog.server.commits.observations import StreamObservations
+from liftlog.server.commits.rollups import Rollups
 from liftlog.server.commits.subjects import SubjectUpkeep
 from liftlog.server.commits.turns import LogTurns
 from liftlog.server.commits.waiting import OwnRecords, Told, WatermarkWaiters
@@ -137,6 +138,7 @@ class StreamHost:
             waiters=self._waiters,
             own_records=self._own_records,
             subjects=self.subjects,
+            rollups=Rollups(log, sequencer, self.commit_up_to, committers.rolled_up),
             observed=self.observed,
             fail=self.fail,
             step_down=self.step_down,
@@ -254,8 +256,7 @@ class StreamHost:
     # --- calls of the gate ---
 
     def commit_up_to(self, offset: int) -> None:
-        """Note that all records below `offset` are committed. Only records that are stored on this
-        node count. Never raises."""
+        """Note that records below `offset` that this node has are committed. Never raises."""
         try:
             self.commits.commit_up_to(offset)
         except Exception as error:  # noqa: BLE001  # a supervisor, as above
@@ -357,7 +358,7 @@ class StreamHost:
             self.overrides = overrides
         self._shown_settings = None
         self.sequencer.configure(
-            sequencer_config(self.name, settings, self.log.leader_epoch),
+            sequencer_config(self.name, settings, self.log),
             window_ns(settings),
             settings.dedupe.max_ids,
         )

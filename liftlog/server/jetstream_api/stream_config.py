@@ -37,6 +37,9 @@ _SEGMENTS_PER_LIMIT = 8
 """Number of segments within a limit. Because only whole segments are deleted, a stream exceeds its
 limit by at most an eighth."""
 
+NO_ROLLUPS_IN_CLUSTER = (
+    "allow_rollup_hdrs: in a cluster, roll-ups are supported only with max_msgs_per_subject"
+)
 REFUSED = {
     "mirror": "mirrors are not supported",
     "sources": "sources are not supported",
@@ -81,7 +84,7 @@ def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
         "sealed": settings.read_only,
         "deny_delete": own.deny_delete,
         "deny_purge": own.deny_purge,
-        "allow_rollup_hdrs": own.max_msgs_per_subject is not None,
+        "allow_rollup_hdrs": own.allow_rollup_hdrs or own.max_msgs_per_subject is not None,
         "consumer_limits": {},
         "allow_msg_ttl": False,
     }
@@ -183,6 +186,7 @@ class _Reader(ConfigFields):
             discard, own["max_msgs_per_subject"], no_ack=no_ack
         )
         history = own["max_msgs_per_subject"]
+        own["allow_rollup_hdrs"] = self._rollups(history, no_ack=no_ack)
         if has_limits and discard == "new" and history is not None:
             self._check_bucket_limits(history, max_messages, max_age)
         settings: dict[str, Any] = {
@@ -219,23 +223,9 @@ class _Reader(ConfigFields):
             if self._left.get("mirror"):
                 raise invalid_config(f"mirror: {REFUSED['mirror']}")
             raise invalid_config("stream has no mirror but does have mirror direct")
-        if self._is_object_store():
-            raise invalid_config(
-                "object stores are not supported: keep large values elsewhere, and their "
-                "locations in a key-value bucket"
-            )
         for key, why in REFUSED.items():
             if not is_empty(self._left.pop(key, None)):
                 raise invalid_config(f"{key}: {why}")
-
-    def _is_object_store(self) -> bool:
-        """Return True if the stream has the name and the subjects that all clients use for object
-        stores."""
-        subjects = self._left.get("subjects")
-        named = subjects if isinstance(subjects, list) else []
-        return self._name.startswith("OBJ_") and any(
-            isinstance(one, str) and one.startswith("$O.") for one in named
-        )
 
     def _check_policies(self) -> None:
         if self._choice("retention", ("limits", "interest", "workqueue")) != "limits":
@@ -317,16 +307,20 @@ class _Reader(ConfigFields):
         }
 
     def _history(self) -> int | None:
-        """Return the history of a key-value bucket; None if the history has no limit. Raises
-        JetStreamError if roll-ups are allowed without such a limit."""
+        """Return the history of a key-value bucket; None if the history has no limit."""
         limit = self._limit("max_msgs_per_subject")
         if limit is not None and limit > MAX_HISTORY:
             raise invalid_config(f"max_msgs_per_subject: expected at most {MAX_HISTORY}")
-        if self._flag("allow_rollup_hdrs") and limit is None:
-            raise invalid_config(
-                "allow_rollup_hdrs: roll-ups are supported only with max_msgs_per_subject"
-            )
         return limit
+
+    def _rollups(self, history: int | None, *, no_ack: bool) -> bool:
+        """Return True if roll-ups erase records. A key-value bucket accepts them in any case."""
+        is_allowed = self._flag("allow_rollup_hdrs") and history is None
+        if is_allowed and no_ack:
+            raise invalid_config("allow_rollup_hdrs is supported only with acks")
+        if is_allowed and self._left.get("num_replicas") not in (None, 0, 1):
+            raise invalid_config(NO_ROLLUPS_IN_CLUSTER)
+        return is_allowed
 
     def _check_bucket_limits(self, history: int, max_messages: int | None, max_age: int) -> None:
         if max_messages is not None:

@@ -54,6 +54,7 @@ from liftlog.server.jetstream_api.lookups import (
 from liftlog.server.jetstream_api.messages.ages import first_message
 from liftlog.server.jetstream_api.methods import Answer, Request, always, answers, without
 from liftlog.server.jetstream_api.stream_config import (
+    NO_ROLLUPS_IN_CLUSTER,
     changes_from,
     check_unchangeable,
     config_of,
@@ -320,6 +321,7 @@ async def _create(request: Request) -> Answer:
     if existing is not None:
         return await _same(request, existing, wanted)
     _check_neighbours(request, wanted)
+    _check_rollups(request, settings)
     if settings["replicas"] > 1 and not request.broker.catalog.in_cluster:
         raise JetStreamError(500, 10074, "replicas > 1 not supported in non-clustered mode")
     settings["jetstream"]["created"] = time_text(time.time_ns())
@@ -388,10 +390,16 @@ def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
         raise JetStreamError(400, 10065, "subjects overlap with an existing stream")
 
 
+def _check_rollups(request: Request, settings: dict[str, Any]) -> None:
+    if settings["jetstream"]["allow_rollup_hdrs"] and request.broker.catalog.in_cluster:
+        raise invalid_config(NO_ROLLUPS_IN_CLUSTER)
+
+
 @answers("STREAM.UPDATE", "stream_update", arguments=(1, 1), at_leader=True)
 async def _update(request: Request) -> Answer:
     settings = _wanted(request)
     request.authorize("create", subjects=settings["subject"])
+    _check_rollups(request, settings)
     want = config_of(request.stream, parse_stream_settings(settings))
     existing = await description(request)
     have = config_of(existing.name, settings_of(existing))

@@ -47,6 +47,8 @@ class Intake:
         self.write: Callable[[bytes], None] = lambda commands: None
         """The function that sends acks: `NatsLink.send`, as soon as there is a link."""
         self._collected: list[bytes] | None = None
+        self.on_rolled_up: list[Callable[[str], None]] = []
+        """Called with the name of a stream whose messages have erased older ones."""
         self.now_ns = clock.now_ns
         self._hosts = hosts
         self._clock = clock
@@ -129,6 +131,10 @@ class Intake:
     def pending_changed(self) -> None:
         """Note that a commit has ended, so that reading may continue."""
         self._room.set()
+
+    def rolled_up(self, stream: str) -> None:
+        for note in self.on_rolled_up:
+            note(stream)
 
     def reading_is_held(self) -> bool:
         """Return True while too much data waits for the disk, so that NATS must not be read."""

@@ -27,6 +27,7 @@ from liftlog.sequencing import DedupeWindow, Destinations, Sequencer
 from liftlog.server.commits.configs import log_config, sequencer_config, window_ns
 from liftlog.server.commits.gate import CommitGate
 from liftlog.server.commits.host import SYSTEM, Committers, Overrides, StreamHost, new_metadata
+from liftlog.server.commits.rollups import restore_rollups
 from liftlog.server.commits.subjects import new_table, restore_subjects
 from liftlog.server.journal.opening import JOURNAL
 from liftlog.server.metadata.records import RECORDS_NAME, StreamRecords
@@ -197,7 +198,6 @@ class StreamMaker:
             host.fail(f"its leader epoch cannot be stored: {error}")
 
     def _leave_alone(self, name: str, error: LiftlogError) -> None:
-        """Show a stream as failed, and do not serve it."""
         self._broken[name] = why_broken(error)
         logger.error("stream-not-opened stream=%s error=%s", name, error)
 
@@ -416,8 +416,7 @@ class StreamMaker:
             if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
                 self._broken[name] = f"its deletion failed: {error}"
                 raise
-            # The directory was already renamed, so it no longer counts as a stream. The next start
-            # removes the rest.
+            # The directory was already renamed: it is no stream, and a start removes the rest.
             logger.warning("stream-files-left stream=%s error=%s", name, error)
         self._broken.pop(name, None)
         self.lost.discard(name)
@@ -485,7 +484,7 @@ def make_sequencer(
         if is_leading:
             restore_dedupe(log, dedupe, now_ns)
     sequencer = Sequencer(
-        sequencer_config(name, settings, log.leader_epoch),
+        sequencer_config(name, settings, log),
         dedupe,
         destinations,
         next_offset=log.log_end_offset,
@@ -495,6 +494,7 @@ def make_sequencer(
     )
     if is_leading:
         sequencer.subjects = new_table(settings, log, log.log_end_offset)
+        restore_rollups(log)
     if sequencer.subjects is not None:
         restore_subjects(log, sequencer.subjects)
     return sequencer

@@ -169,6 +169,7 @@ class GatedStream:
         self.dirty[host] = None
 
     def pending_changed(self) -> None: ...
+    def rolled_up(self, stream: str) -> None: ...
 
     def now_ns(self) -> int:
         return self.now

@@ -32,6 +32,7 @@ class Shared:
         self.dirty[host] = None
 
     def pending_changed(self) -> None: ...
+    def rolled_up(self, stream: str) -> None: ...
 
     def now_ns(self) -> int:
         return SystemClock().now_ns()

@@ -53,7 +53,7 @@ def test_what_says_nothing_is_not_refused(empty: dict[str, Any]) -> None:
     assert settings_of(**empty) == settings_of()
 
 
-def test_object_stores_are_refused_by_their_name() -> None:
+def test_an_object_store() -> None:
     config = {
         "name": "OBJ_files",
         "subjects": ["$O.files.C.>", "$O.files.M.>"],
@@ -62,8 +62,14 @@ def test_object_stores_are_refused_by_their_name() -> None:
         "allow_direct": True,
         "placement": {},
     }
-    with pytest.raises(JetStreamError, match="object stores are not supported: keep large") as why:
-        settings_from("OBJ_files", config)
+    settings = parse_stream_settings(settings_from("OBJ_files", config))
+    assert settings.jetstream is not None
+    assert settings.jetstream.allow_rollup_hdrs
+    assert config_of("OBJ_files", settings)["allow_rollup_hdrs"] is True
+    with pytest.raises(JetStreamError, match="only with acks"):
+        settings_from("OBJ_files", config | {"no_ack": True})
+    with pytest.raises(JetStreamError, match="in a cluster") as why:
+        settings_from("OBJ_files", config | {"num_replicas": 3})
     assert why.value.err_code == 10052
 
 

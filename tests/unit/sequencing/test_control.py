@@ -33,11 +33,15 @@ def test_everything_at_once() -> None:
     assert control == Control(b"a1", b"orders", 17, b"a0", b"k", tombstone=True)
 
 
+@pytest.mark.parametrize("value", ["sub", "all", "SUB", "other"])
+def test_roll_ups_are_refused_unless_the_stream_accepts_them(value: str) -> None:
+    assert refusal_of(f"Nats-Rollup: {value}").err_code == 10111
+
+
 @pytest.mark.parametrize(
     ("header", "code", "err_code"),
     [
         ("Nats-TTL: 1s", 400, 10166),
-        ("Nats-Rollup: all", 500, 10111),
         ("Nats-Incr: +1", 400, 10168),
         ("Nats-Schedule: @every 1s", 400, 10188),
         ("Nats-Schedule-Target: a", 400, 10188),

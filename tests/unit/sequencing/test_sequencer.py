@@ -346,11 +346,25 @@ def test_a_bucket_has_subjects_for_keys_and_takes_roll_ups() -> None:
     sequencer.judge(run_of(values, headers=blocks), T0)
     group = sequencer.take_group()
     assert group is not None
-    assert group.values == [b"plain", b"0", b"1", b"2"]
-    assert group.keys == [b"orders.a", b"own", b"orders.a", b"orders.a"]
+    assert group.values == [b"plain", b"0", b"1", b"2", b"4"]  # an empty header has no effect
+    assert group.keys == [b"orders.a", b"own", b"orders.a", b"orders.a", b"orders.a"]
+    assert group.rollups is None
     answers = bodies(sequencer.committed(group))
     codes = [answer["error"]["err_code"] for answer in answers if "error" in answer]  # type: ignore[index]
-    assert codes == [10111, 10111, 10166]
+    assert codes == [10111, 10166]
+
+
+def test_a_group_names_its_roll_ups() -> None:
+    sequencer = make(rolls_up=True)
+    kinds = ["sub", "ALL", "what", ""]
+    blocks = [block("X: y"), *[block(f"Nats-Rollup: {one}") for one in kinds]]
+    sequencer.judge(run_of([b"v"] * 5, headers=blocks), T0)
+    group = sequencer.take_group()
+    assert group is not None
+    assert len(group) == 4
+    assert group.rollups == [(1, b"orders.a"), (2, b"")]
+    [answer] = [one for one in bodies(sequencer.committed(group)) if "error" in one]
+    assert answer["error"]["description"] == 'rollup value invalid: "what"'  # type: ignore[index]
 
 
 def test_no_other_stream_takes_roll_ups() -> None:

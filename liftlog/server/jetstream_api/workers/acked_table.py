@@ -147,6 +147,7 @@ class AckedConsumers:
             self._led.start()
         else:
             self._broker.hosted.on_deleted.append(self._on)
+            self._broker.intake.on_rolled_up.append(partial(_wake, self))
             self._tasks = [asyncio.create_task(self._open(), name="consumers-open")]
         self._tasks += [
             asyncio.create_task(self._sweep(), name="consumers-sweep"),
@@ -160,6 +161,7 @@ class AckedConsumers:
             await self._led.close()
         elif self._on in self._broker.hosted.on_deleted:
             self._broker.hosted.on_deleted.remove(self._on)
+            self._broker.intake.on_rolled_up.clear()
         self._rounds.close()
         await self.pressure.close()
         shared = self._shared
@@ -665,3 +667,9 @@ class AckedConsumers:
             for consumer in self._consumers():
                 consumer.wake()
         return starts
+
+
+def _wake(consumers: AckedConsumers, stream: str) -> None:
+    """Wake the consumers of a stream, whose pending messages may have been erased."""
+    for consumer in consumers._on(stream).values():
+        consumer.wake()
