@@ -28,6 +28,7 @@ write_bytecode()
 pytest.register_assert_rewrite("support")
 
 _LIMIT_SECONDS = 300
+_WAITING = ("tests/web/", "tests/integration/", "tests/crash/")
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 settings.register_profile(
@@ -64,10 +65,17 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of the browser, which share one Chromium, and then all that may take long. Begun last,
-    they would run on alone when all other workers have nothing left."""
+    """Run the tests of the browser first, then all that may take long: at the end, they would run
+    alone. Several workers each begin with a share of the tests that wait for processes."""
+    from support.order import in_parts
+
     items.sort(key=lambda item: (not item.nodeid.startswith("tests/web/"), not _is_long(item)))
+    waiting = [item for item in items if item.nodeid.startswith(_WAITING)]
+    computing = [item for item in items if not item.nodeid.startswith(_WAITING)]
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = in_parts(waiting, computing, workers, _module_of)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -91,6 +99,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("skipped")
     for reason, count in reasons.most_common():
         terminalreporter.line(f"{count} {'test' if count == 1 else 'tests'}: {reason}")
+
+
+def _module_of(item: pytest.Item) -> str:
+    """Return its file, or the folder of the tests that share one Chromium."""
+    return "tests/web" if item.nodeid.startswith("tests/web/") else item.nodeid.partition("::")[0]
 
 
 def _is_long(item: pytest.Item) -> bool:

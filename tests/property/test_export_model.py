@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.disks.crashing_disk import Stopped, disk
-from support.rounds import is_torture
+from support.rounds import fewer, is_torture
 from support.spark.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.client import connect_sync
@@ -252,7 +252,7 @@ def rows_of(export: Export) -> list[Row]:
 
 def examples(few: int) -> settings:
     return settings(
-        max_examples=300 if is_torture() else few,
+        max_examples=300 if is_torture() else fewer(few),
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )

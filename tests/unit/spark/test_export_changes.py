@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.clients.values import binary
 from support.disks.crashing_disk import disk
-from support.rounds import is_torture
+from support.rounds import fewer, is_torture
 from support.spark.exporting import Export, ExportedStreams, Put, table
 from support.spark.local_engine import LocalEngine
 
@@ -263,7 +263,7 @@ RUNS = st.lists(
 
 @settings(
     deadline=None,
-    max_examples=100 if is_torture() else 3,
+    max_examples=100 if is_torture() else fewer(3),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(runs=RUNS, most=st.sampled_from([1, 2, MOST_CHANGES]), part=st.sampled_from([0.25, 5.0]))
