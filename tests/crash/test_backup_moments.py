@@ -1,7 +1,7 @@
 """Backups of a cluster's nodes at random moments: under load, while leaders die and hand over, and
-of nodes that were killed and stopped. With exit code 0 nothing is missing that was acked before the
-command began; otherwise the backup names the streams that may lack something. Restored, it becomes
-a cluster that acks no offset of the backup again, and no node takes the store of another cluster.
+of nodes that were killed or stopped. If the exit code is 0, the backup has every message that was
+acked before the command began. Otherwise the backup names the streams that may lack messages. The
+restored cluster acks no offset of the backup again, and no node uses the store of another cluster.
 
 `make identity-torture` runs many rounds.
 """
@@ -40,7 +40,7 @@ STREAMS: dict[str, dict[str, Any]] = {
     "alone": {"subject": "alone.>", "replicas": 1},
 }
 CALM = ("load", "hand over", "follower pauses")
-"""Nothing keeps a backup from being complete."""
+"""Settings under which nothing prevents a complete backup."""
 WEATHER = (*CALM, "leader dies", "node is killed", "node is stopped")
 
 
@@ -119,7 +119,7 @@ class Round:
         )
 
     def _acked(self) -> dict[str, dict[int, int]]:
-        """By stream, the number of the message at each offset."""
+        """Return the number of the message at each offset, by stream."""
         found = {}
         for stream, publisher in self.publishers.items():
             if publisher.error is not None:
@@ -132,7 +132,7 @@ class Round:
         return {one["name"] for one in shown["streams"] if one["may_lack"]}
 
     def _restored(self) -> dict[str, dict[int, int]]:
-        """By stream, the number of the record at each offset."""
+        """Return the number of the record at each offset, by stream."""
         target = self.place / "restored"
         done = cluster_cli("backup", "restore", str(self.backup), str(target))
         assert done.exit_code == ExitCode.OK, done.output
@@ -214,7 +214,8 @@ def test_at_random_moments(server: NatsServer, tmp_path: Path) -> None:
 
 
 def _go_on_elsewhere(old: Cluster, server: NatsServer, backup: Path, place: Path) -> None:
-    """The backup becomes another cluster, and neither cluster's nodes take the other's store."""
+    """Make another cluster from the backup. No node of either cluster uses the store of the other
+    cluster."""
     other = Cluster(server.url, cluster={"session": "6s"}, directory=place / "other")
     try:
         node = other.nodes["a"]
@@ -235,7 +236,7 @@ def _go_on_elsewhere(old: Cluster, server: NatsServer, backup: Path, place: Path
 
 
 def _refuse_each_other(old: Cluster, other: Cluster) -> None:
-    """A node of the old cluster is configured with the store of the other one, which is in use."""
+    """Configure a node of the old cluster with the store of the other cluster, which is in use."""
     lost = old.nodes["b"]
     right = lost.settings["cluster"]["store"]
     lost.settings["cluster"]["store"] = other.nodes["a"].settings["cluster"]["store"]
@@ -253,7 +254,7 @@ def _refuse_each_other(old: Cluster, other: Cluster) -> None:
 
 
 def written(cluster: Cluster, node: str) -> str:
-    """The configuration of a node, also before it has run."""
+    """Return the configuration of a node, even before it has run."""
     daemon = cluster.nodes[node]
     daemon.config_path.parent.mkdir(parents=True, exist_ok=True)
     daemon.config_path.write_text(yaml.safe_dump(daemon.settings, sort_keys=False))

@@ -1,8 +1,8 @@
 """Backups under load, of random values that end in zeros, with every codec: restored, each holds
 every record that was acked when it began, byte for byte.
 
-A file that is allocated ahead ends in zeros too, so the end of such a log is hard to see. The
-backups are taken from a daemon that runs, that was killed, and that was stopped.
+A file with space allocated ahead also ends in zeros, so the end of such a log is hard to find. The
+backups are made of a running, a killed and a stopped daemon.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def server() -> Iterator[NatsServer]:
 
 
 def random_value(codec: str) -> Callable[[int], bytes]:
-    """The value of a message, the same each time that it is asked for."""
+    """Return the value of a message, the same for each call."""
 
     def value_of(number: int) -> bytes:
         chance = random.Random(f"{codec} {number}")
@@ -59,7 +59,7 @@ def random_value(codec: str) -> Callable[[int], bytes]:
 
 
 def restored_values(data_dir: Path) -> dict[str, dict[int, bytes | None]]:
-    """Every record of every stream of a data directory that no daemon uses."""
+    """Return every record of every stream of a data directory that no daemon uses."""
     found: dict[str, dict[int, bytes | None]] = {}
     directory = DataDir(data_dir, LogEnvironment.create(OsFileSystem(), SystemClock()))
     directory.open()
@@ -83,7 +83,7 @@ def restored_values(data_dir: Path) -> dict[str, dict[int, bytes | None]]:
 
 
 class Books:
-    """What was acked, by codec and offset."""
+    """The acked messages, by codec and offset."""
 
     def __init__(self, port: int, chance: random.Random) -> None:
         self.publishers = {
@@ -102,7 +102,7 @@ class Books:
             if publisher.error is not None:
                 raise publisher.error
             value_of = random_value(codec)
-            books = publisher.acked.copy()  # its thread may add to it
+            books = publisher.acked.copy()  # its thread may add items
             found[codec] = {offset: value_of(number) for number, offset in books.items()}
         return found
 

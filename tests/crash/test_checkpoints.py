@@ -1,4 +1,4 @@
-"""A confirmed checkpoint is there after `kill -9`, again and again."""
+"""A confirmed checkpoint exists after `kill -9`, repeatedly."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def server() -> Iterator[NatsServer]:
 
 
 class Committers(threading.Thread):
-    """Consumers that commit without end, each its own sequence: what was asked last, and what was
-    confirmed. The sequence number goes along as metadata, since offsets come again."""
+    """Consumers that commit without end, each its own sequence. Stores the last requested and the
+    last confirmed commit. The sequence number is in the metadata, because offsets occur again."""
 
     def __init__(self, address: str, confirmed: dict[str, int], seed: int) -> None:
         super().__init__(daemon=True)
@@ -81,7 +81,7 @@ def test_a_confirmed_checkpoint_survives_kill(server: NatsServer) -> None:
     confirmed: dict[str, int] = {}
     settings = {
         "streams": {"orders": {"subject": "orders.>"}},
-        # Compaction is at work too, on segments that roll all the time.
+        # Compaction runs, too, on segments that roll all the time.
         "cleaner": {"interval": "50ms"},
         "log": {"retention_interval": "50ms"},
     }
@@ -115,7 +115,7 @@ def check(daemon: Daemon, confirmed: dict[str, int], asked: dict[str, int]) -> N
         for name, number in confirmed.items():
             one = found[name]
             stored = int(one.metadata)
-            # What was asked and not confirmed may be there, and nothing else.
+            # Only a requested commit without a confirmation may exist in addition.
             assert number <= stored <= asked[name]
             assert one.offset == 1 + stored % RECORDS
             assert one.problem == ""

@@ -35,11 +35,11 @@ QUICK_BOOT = {**QUICK, "session": "5s"}
 _ROTTEN_BATCHES = 100
 _ROT_TRIES = 10
 WHOLE_FIRST = 20
-"""After so many rounds every copy is read from its begin, and after each time twice as many: the
-copies grow."""
+"""Number of rounds after which every copy is read from its beginning. It doubles each time, because
+the copies grow."""
 ANY = "any fault"
 EACH = "each fault once"
-"""In `make test` every second one."""
+"""In `make test` only every second one runs."""
 FEW = ("plain", "keyed", "leader")
 
 
@@ -51,7 +51,7 @@ def server() -> Iterator[NatsServer]:
 
 @dataclass
 class Campaign:
-    """One cluster, its load, and what the faults are chosen by."""
+    """One cluster, its load, and the random choices of the faults."""
 
     cluster: Cluster
     load: Load
@@ -69,7 +69,7 @@ class Campaign:
         self.load.wait_acked(self.chance.randint(10, 80))
 
     def start(self, *nodes: str) -> None:
-        """All that are down, or these; on return everything is in sync, and acks go on."""
+        """Start all stopped nodes, or these. On return everything is in sync, and acks arrive."""
         self.cluster.start(*nodes)
         self.cluster.wait_all_in_sync()
         self.load.wait_acked(1)
@@ -79,7 +79,7 @@ Fault = Callable[[Campaign], None]
 
 
 def is_whole(number: int) -> bool:
-    """Is every copy read from its begin after this round?"""
+    """Return True if every copy is read from its beginning after this round."""
     times, rest = divmod(number, WHOLE_FIRST)
     return rest == 0 and times.bit_count() == 1
 
@@ -115,8 +115,8 @@ def run(campaign: Campaign, faults: dict[str, Fault], name: str) -> None:
 
 
 def followers_are_killed(campaign: Campaign) -> None:
-    """One or both of a stream. Its acks wait, or are refused, and come back by themselves. No other
-    node leads, unless the leader gives it the lead."""
+    """Kill one or both followers of a stream. Its acks wait or are refused, and then continue
+    without help. No other node leads, unless the leader hands over."""
     cluster, chance, stream = campaign.cluster, campaign.chance, campaign.any_stream()
     leader, epoch = cluster.leader(stream), cluster.stream(stream).leader_epoch
     logged = cluster.nodes[leader].log_path.stat().st_size
@@ -132,7 +132,7 @@ def followers_are_killed(campaign: Campaign) -> None:
 
 
 def the_leader_is_killed(campaign: Campaign) -> None:
-    """What it had acked is there, with any leader."""
+    """Its acked messages exist with every leader."""
     campaign.cluster.kill(campaign.cluster.leader(campaign.any_stream()))
     campaign.start()
 
@@ -143,7 +143,7 @@ def all_nodes_are_killed(campaign: Campaign) -> None:
 
 
 def a_node_is_stopped_in_good_order(campaign: Campaign) -> None:
-    """Another one leads what it led."""
+    """Another node leads the streams of the stopped node."""
     gone = campaign.chance.choice(NODES)
     campaign.cluster.stop(gone)
     campaign.load.wait_acked(5)
@@ -151,7 +151,8 @@ def a_node_is_stopped_in_good_order(campaign: Campaign) -> None:
 
 
 def a_follower_hangs(campaign: Campaign) -> None:
-    """For longer than it may lag: it leaves, acks go on, and it comes back."""
+    """It hangs for longer than it may lag. It leaves the in-sync set, acks continue, and it
+    returns."""
     cluster, stream = campaign.cluster, campaign.any_stream()
     gone = campaign.chance.choice(cluster.followers(stream))
     led = [one for one in campaign.load.settings if cluster.stream(one).leader != gone]
@@ -164,7 +165,8 @@ def a_follower_hangs(campaign: Campaign) -> None:
 
 
 def the_leader_hangs(campaign: Campaign) -> None:
-    """For longer than its session: another one leads, and it follows when it is back."""
+    """It hangs for longer than its session. Another node leads, and the old leader follows when it
+    continues."""
     cluster, stream = campaign.cluster, campaign.any_stream()
     gone = cluster.leader(stream)
     cluster.pause(gone)
@@ -175,7 +177,7 @@ def the_leader_hangs(campaign: Campaign) -> None:
 
 
 def a_node_comes_back_empty(campaign: Campaign) -> None:
-    """It fetches everything again; what it led is led by another one."""
+    """It fetches everything again. Another node leads the streams that it led."""
     cluster, gone = campaign.cluster, campaign.chance.choice(NODES)
     others = [one for one in campaign.load.settings if cluster.stream(one).leader != gone]
     cluster.kill(gone)
@@ -185,8 +187,8 @@ def a_node_comes_back_empty(campaign: Campaign) -> None:
 
 
 def a_follower_is_set_back(campaign: Campaign) -> None:
-    """Its directory is a copy of some time ago: what it confirmed since is not there. The other
-    follower goes before it could catch up, so an ack of the two that are left would be a lie."""
+    """Its directory is an older copy, so the records that it confirmed later are missing. The other
+    follower stops before it could catch up, so an ack of the two remaining nodes would be false."""
     cluster, stream = campaign.cluster, campaign.any_stream()
     leader = cluster.leader(stream)
     back, gone = campaign.chance.sample(cluster.followers(stream), 2)
@@ -205,8 +207,8 @@ def a_follower_is_set_back(campaign: Campaign) -> None:
 
 
 def the_metadata_are_set_back(campaign: Campaign) -> None:
-    """To what they were before a node was killed and came back. The nodes restore what they have
-    seen, all of the same mind, and elect leaders."""
+    """They are set back to their state before a node was killed and returned. The nodes restore the
+    changes that they have received, all of them the same, and elect leaders."""
     cluster, gone = campaign.cluster, campaign.chance.choice(NODES)
     old = cluster.stored()
     cluster.kill(gone)
@@ -223,8 +225,8 @@ def the_metadata_are_set_back(campaign: Campaign) -> None:
 
 
 def a_copy_rots(campaign: Campaign) -> None:
-    """Many sealed batches of one node, leader or not. It repairs them from the others as soon as
-    a reader comes upon them: readers get all there is from every node, and acks go on."""
+    """Many sealed batches of one node rot, leader or not. The node repairs them from other nodes
+    when a reader reads them. Readers get all records from every node, and acks continue."""
     cluster, chance, stream = campaign.cluster, campaign.chance, "plain"
     node = chance.choice(NODES)
     for _ in range(_ROT_TRIES):
@@ -250,8 +252,8 @@ def a_copy_rots(campaign: Campaign) -> None:
 
 
 def _rot(directory: Path, chance: random.Random) -> set[Path]:
-    """Flip bits in sealed segments, in the middle of a batch each. Returns the files. Those that
-    the cleaner removes meanwhile are left out."""
+    """Flip one bit in the middle of each of some batches in sealed segments. Returns the files,
+    without files that the cleaner removes in the meantime."""
     until(lambda: len(list(directory.glob("*.log"))) > 2, PATIENCE, "sealed segments")
     places: list[tuple[Path, int]] = []
     for path in sorted(directory.glob("*.log"))[:-1]:
@@ -266,8 +268,8 @@ def _rot(directory: Path, chance: random.Random) -> set[Path]:
 
 
 def a_clock_jumps(campaign: Campaign) -> None:
-    """Of any node, by an hour, or back to what it was; another one leads after that, or not. A
-    message that is repeated is known all the same."""
+    """The clock of any node jumps by an hour, or back to the right time. Another node leads after
+    that, or not. A repeated message is detected in all cases."""
     cluster, chance = campaign.cluster, campaign.chance
     campaign.clocks[chance.choice(NODES)].set_ahead(chance.choice([-3600, 3600, 0]))
     campaign.load.wait_acked(20)
@@ -278,7 +280,7 @@ def a_clock_jumps(campaign: Campaign) -> None:
 
 
 def replicas_go_and_come(campaign: Campaign) -> None:
-    """A stream leaves a node and comes back to it; in between, or while it does, a node dies."""
+    """A stream leaves a node and returns to it. A node dies in between or during a move."""
     cluster, chance, stream = campaign.cluster, campaign.chance, campaign.any_stream()
     nodes = list(cluster.stream(stream).replicas)
     fewer = chance.sample(nodes, 2)
@@ -304,7 +306,7 @@ def replicas_go_and_come(campaign: Campaign) -> None:
 
 
 def nothing_fails(campaign: Campaign) -> None:
-    """The checks have to hold then, too."""
+    """The checks must succeed without a fault, too."""
     campaign.load.wait_acked(50)
 
 
@@ -346,7 +348,7 @@ def test_nodes_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
 
 
 def power_is_cut(campaign: Campaign, most_operations: int = 150) -> None:
-    """Of the machine that all share: each disk forgets what was not synced."""
+    """Cut the power of the machine that all nodes share: each disk forgets unsynced data."""
     cluster, disk, reboots = campaign.cluster, campaign.disk, campaign.reboots
     assert disk is not None
     assert reboots is not None
@@ -364,7 +366,7 @@ def power_is_cut(campaign: Campaign, most_operations: int = 150) -> None:
 
 def failing(operation: str, error: int, times: int, *, leads: bool) -> Fault:
     def fault(campaign: Campaign) -> None:
-        """It may leave and come back; no ack was a lie, and acks go on by themselves."""
+        """A node may leave and return. No ack was false, and acks continue without help."""
         cluster, disk, stream = campaign.cluster, campaign.disk, campaign.any_stream()
         assert disk is not None
         leader, followers = cluster.leader(stream), cluster.followers(stream)
@@ -380,8 +382,9 @@ def failing(operation: str, error: int, times: int, *, leads: bool) -> Fault:
 
 
 def followers_cannot_sync(campaign: Campaign) -> None:
-    """Nor begin a segment without what they lost: a confirmation of it would be an ack that no disk
-    but the leader's stands for. Power fails while they try."""
+    """They cannot begin a segment without the lost records either. A confirmation of these records
+    would be an ack that only the leader's disk guarantees. The power fails during their
+    attempts."""
     cluster, disk, chance = campaign.cluster, campaign.disk, campaign.chance
     assert disk is not None
     stream = campaign.any_stream()
@@ -445,8 +448,8 @@ def test_disks_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
 def test_who_lost_power_makes_a_majority_with_who_was_away(
     server: NatsServer, tmp_path: Path
 ) -> None:
-    """One node hangs and gets nothing. Of the two that ack one dies, and the disk of the other one
-    forgets what was not synced. The two that come back have all that was acked, and go on."""
+    """One node hangs and gets nothing. Of the two nodes that ack, one dies, and the disk of the
+    other forgets unsynced data. The two nodes that return have all acked records, and continue."""
     chance = chance_of("one disk")
     load = Load(server, "disk.one")
     with ExitStack() as stack:

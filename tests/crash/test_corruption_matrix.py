@@ -1,8 +1,8 @@
 """Every byte of a segment, of its index and of the files beside it: flipped, zeroed, cut, doubled.
 
-Whatever a byte says, no wrong record is delivered, each reader learns which offsets are gone, and
-no offset that was acked is handed out again. Where a byte only changed its value, the damage
-costs the one batch that it lies in.
+Whatever the value of a byte, no wrong record is delivered, each reader gets the lost offsets, and
+no acked offset is assigned again. If a byte only changed its value, only the batch with this byte
+is lost.
 
 `make test` damages a sample of the bytes, `make torture` every one of them.
 """
@@ -44,7 +44,7 @@ class Stored(NamedTuple):
 
 
 def append(log: Log, count: int, *, full: bool) -> dict[int, bytes | None]:
-    """One batch and one group; a full one has every optional column."""
+    """Append one batch as one group. A full batch has every optional column."""
     base = log.log_end_offset
     offsets = [base + 2 * i for i in range(count)] if full else list(range(base, base + count))
     values: list[bytes | None] = [b"value %d" % offset for offset in offsets]
@@ -75,8 +75,8 @@ def append(log: Log, count: int, *, full: bool) -> dict[int, bytes | None]:
 
 @pytest.fixture(scope="module")
 def stored() -> Stored:
-    """A sealed and an active segment of three small batches each, the middle one with all columns;
-    everything synced and acked."""
+    """A sealed and an active segment of three small batches each. The middle batch has all columns;
+    everything is synced and acked."""
     fs = SimFileSystem()
     log = create(fs, config=CONFIG)
     values: dict[int, bytes | None] = {}
@@ -106,7 +106,8 @@ def damaged_disks(
 
 
 def read_carefully(log: Log) -> tuple[dict[int, bytes | None], list[range]]:
-    """Batch by batch, with the checks of a client: what was delivered, and what was reported."""
+    """Read batch by batch, with the checks of a client. Returns the delivered records and the
+    reported ranges."""
     found: dict[int, bytes | None] = {}
     reported: list[range] = [
         range(one.first_offset, one.next_offset) for one in log.view.manifest.quarantined
@@ -140,7 +141,7 @@ def read_carefully(log: Log) -> tuple[dict[int, bytes | None], list[range]]:
 def check(
     stored: Stored, disk: SimFileSystem, log: Log, what: str, *, go_on: bool = True
 ) -> list[int]:
-    """Returns the offsets whose records are gone."""
+    """Check the log. Returns the offsets whose records are lost."""
     found, reported = read_carefully(log)
     for offset, value in found.items():
         assert stored.values.get(offset, b"was never written") == value, (what, offset, value)
@@ -160,7 +161,8 @@ def check(
 
 
 def assert_small(stored: Stored, path: Path, position: int, damage: str, gone: list[int]) -> None:
-    """Only the damaged batch is gone; where bytes are missing or too many, what is behind too."""
+    """Check that only the damaged batch is lost. If bytes are missing or added, the batches after
+    it may be lost, too."""
     raw, start, header = stored.fs.read(path), 0, parse_header(stored.fs.read(path))
     while start + header.length <= position:
         start += header.length
@@ -201,7 +203,7 @@ def test_the_active_segment(stored: Stored, stop: str, damage: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_an_index(stored: Stored, damage: str) -> None:
-    """It costs nothing: an index only hints, and is rebuilt."""
+    """No record is lost, because an index is only an optimization and is rebuilt."""
     for position, disk in damaged_disks(stored, index_path(stored.sealed), damage):
         log = reopen(disk, stored.clean)
         assert check(stored, disk, log, f"{damage} at {position}") == []
@@ -217,8 +219,8 @@ def test_the_slot(stored: Stored, damage: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_the_manifest(stored: Stored, damage: str) -> None:
-    """One of its two copies: nothing is missed. Both: the stream is refused as a whole, and nothing
-    is touched, since it is never guessed."""
+    """Damage of one of its two copies has no effect. If both are damaged, the stream is refused as
+    a whole, and no file is changed, because its content is never guessed."""
     for name in ("manifest", "manifest.copy"):
         for position, disk in damaged_disks(stored, DIRECTORY / name, damage):
             log = reopen(disk, stored.clean)
@@ -241,7 +243,7 @@ def test_the_manifest(stored: Stored, damage: str) -> None:
 
 
 def test_undamaged(stored: Stored) -> None:
-    """The test itself: without damage nothing is missed."""
+    """Check the test itself: without damage no record is lost."""
     disk = stored.fs.power_cut("all")
     assert check(stored, disk, reopen(disk, stored.clean), "nothing") == []
     assert len(stored.values) == 18

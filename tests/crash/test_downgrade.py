@@ -1,4 +1,4 @@
-"""A daemon is upgraded from an older version, and goes back: its data are read by both.
+"""A daemon is upgraded from an older version and downgraded again: both versions read its data.
 
 `make test-upgrade` runs it; the older version is a commit of this repository (OLDER=commit).
 """
@@ -47,7 +47,7 @@ def server() -> Iterator[NatsServer]:
 
 @pytest.mark.parametrize("first", ["older", "this"])
 def test_back_and_forth(server: NatsServer, older: Path, tmp_path: Path, first: str) -> None:
-    """Streams, checkpoints, groups: whatever one version stores, the other one serves."""
+    """Each version serves the streams, checkpoints and groups that the other version has stored."""
     trees = [older, None] if first == "older" else [None, older]
     daemon = Daemon(server.url, {"streams": CONFIGURED}, directory=tmp_path)
     count = 0
@@ -79,7 +79,7 @@ def test_back_and_forth(server: NatsServer, older: Path, tmp_path: Path, first: 
 
 
 def _check(client: object, count: int) -> int:
-    """The records that the other version has stored are there."""
+    """Check that the records that the other version has stored exist."""
     from liftlog.client import SyncClient
 
     assert isinstance(client, SyncClient)
@@ -121,7 +121,7 @@ def test_what_only_this_version_knows_is_left_alone_by_the_older_one(
 def test_the_journal_of_consumers_is_left_alone_by_the_older_one(
     server: NatsServer, older: Path, tmp_path: Path
 ) -> None:
-    """An older version serves the streams, and says that it does not serve the consumers."""
+    """An older version serves the streams, and reports that it does not serve the consumers."""
     daemon = Daemon(server.url, {"streams": CONFIGURED}, directory=tmp_path)
     with daemon.start():
         pass

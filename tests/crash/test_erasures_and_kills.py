@@ -1,5 +1,5 @@
-"""The daemon is killed while records are erased. What was answered stays hidden, and nothing else;
-the bytes are removed from the sealed segments."""
+"""The daemon is killed while records are erased. Exactly the records of answered erasures stay
+hidden. Their bytes are removed from the sealed segments."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_was_answered_stays_hidden() -> None:
 
 
 def test_a_removal_at_once_survives_kills() -> None:
-    """The bytes go after the next start, and the ids of removed messages still count."""
+    """The bytes are removed after the next start, and the ids of removed messages still count."""
     chance = random.Random(ROUNDS)
     settings = {**SETTINGS, "streams": {"s": {**SETTINGS["streams"]["s"], "dedupe_window": "1h"}}}
     with NatsServer() as nats, Daemon(nats.url, settings) as daemon:

@@ -53,10 +53,10 @@ class Site:
     disk: LoseFsHandle | None = None
     reboots: Reboots | None = None
     seconds: list[float] = field(default_factory=list)
-    """Each round's, until all streams were acked again."""
+    """Seconds of each round until all streams were acked again."""
 
     def start(self) -> None:
-        """Servers first, as `how-to/cluster-faults` tells to."""
+        """Start the servers first, as `how-to/cluster-faults` recommends."""
         began = time.monotonic()
         for server in self.servers.servers:
             server.start()
@@ -92,8 +92,8 @@ def cut_power(site: Site) -> None:
 
 
 def set_bucket_back(site: Site) -> None:
-    """All servers come back with older files, as from a backup that was made before a node died and
-    came back. The nodes store again what they have seen."""
+    """Start all servers with older files, as from a backup that was made before a node died and
+    returned. The nodes store the changes that they have received again."""
     cluster, load, servers = site.cluster, site.load, site.servers.servers
 
     def with_files(change: Callable[[NatsServer, Path], None]) -> None:
@@ -134,7 +134,7 @@ def set_bucket_back(site: Site) -> None:
 
 
 def kill_servers_in_turn(site: Site) -> None:
-    """Leaders lead on: their followers hear them, and need no metadata."""
+    """Leaders continue, because their followers receive their data, and they need no metadata."""
     before = leads(site)
     for server in site.servers.servers:
         wait_replicated(site.servers.servers, BUCKET)
@@ -156,7 +156,7 @@ def leads(site: Site) -> dict[str, tuple[str | None, int]]:
 
 @contextmanager
 def site_on(directory: Path, chance: random.Random, *, lossy: bool) -> Iterator[Site]:
-    """On a disk that forgets, or on the one that is there."""
+    """Yield a site on a disk that forgets unsynced data, or on the real disk."""
     if not lossy:
         with NatsCluster(3, directory / "servers", **NATS) as servers:
             load, urls = Load(servers.servers, "all"), [one.url for one in servers.servers]

@@ -1,10 +1,11 @@
 """The leader of a replicated stream, or a follower, is killed or stopped again and again, under
 load.
 
-Publishers repeat what is not acked, with the same id. Nothing acked is lost, doubled or another
-message's, on any replica. The longest time without an ack of each round is printed, and where that
-time went: `make cluster-torture ARGS="-k failovers"`. Campaigns have publishers with nats-py,
-nats.go and Node as well, and keep the metadata in files and in a bucket of three NATS servers.
+Publishers repeat what is not acked, with the same id. On every replica, each acked message is
+stored once, at its own offset. The longest time without an ack of each round is printed, with the
+steps that took this time: `make cluster-torture ARGS="-k failovers"`. Campaigns have publishers
+with nats-py, nats.go and Node as well, and keep the metadata in files and in a bucket of three NATS
+servers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ RATE = 3000.0
 
 @dataclass(frozen=True)
 class Site:
-    """NATS servers, and whether the metadata are in a bucket of theirs or in files."""
+    """NATS servers, and True if the metadata are in their bucket and not in files."""
 
     servers: list[NatsServer]
     in_bucket: bool
@@ -57,8 +58,8 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 
 
 class Rounds:
-    """Publishers on a cluster, whose leader, or a `follower`, is broken and mended in each round.
-    A follower costs acks a pause, and no change of the leader."""
+    """Publishers on a cluster. In each round, the leader or a `follower` fails and returns. If it
+    is a follower, acks only pause, and the leader does not change."""
 
     def __init__(self, cluster: Cluster, site: Site, what: str, *, follower: bool = False) -> None:
         self.cluster = cluster
@@ -152,7 +153,7 @@ def test_the_leader_is_stopped_for_ten_seconds(site: Site) -> None:
 
 
 class Stopped:
-    """One node at a time, for ten seconds."""
+    """Stop one node at a time, for ten seconds."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -168,12 +169,13 @@ class Stopped:
 
 
 CALM = {"balance_interval": "1h"}
-"""No leader changes but by a fault."""
+"""Settings under which the leader changes only because of a fault."""
 
 
 @pytest.mark.skipif(not rounds(0), reason="a campaign: make cluster-torture")
 def test_a_follower_is_killed(site: Site) -> None:
-    """In `make test` `integration/test_cluster` and `crash/test_cluster_crashes` have that."""
+    """In `make test`, `integration/test_cluster` and `crash/test_cluster_crashes` cover this
+    case."""
     with site.cluster("follower-killed", **CALM) as cluster:
         run = Rounds(cluster, site, "follower killed", follower=True)
         run.run(rounds(0), cluster.kill, cluster.start)

@@ -1,8 +1,8 @@
 """Disks that are really full, on several file systems: errors and refusals, never a dead daemon.
 
-What a full disk does differs: btrfs has no room to overwrite what is there, ext4 and tmpfs find out
-late that a sparse file has no block. In each case acked records are kept, reads go on, a start
-with the disk still full serves them, and retention makes room again.
+File systems differ when they are full: btrfs has no room even to overwrite data, and ext4 and tmpfs
+report late that a sparse file has no block. In each case acked records are kept, reads continue, a
+start with a full disk serves them, and retention frees space.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def daemon_on(disk: SmallDisk, server: NatsServer, **streams: object) -> Daemon:
 
 
 def fill(raw: RawNats, subject: str = "in.x", *, most: int = 200_000) -> list[int]:
-    """Publish until it is refused a hundred times; the acked offsets."""
+    """Publish until the publisher was refused a hundred times. Returns the acked offsets."""
     acked: list[int] = []
     refused = 0
     while refused < 100 and len(acked) < most:
@@ -80,8 +80,8 @@ def is_served(daemon: Daemon, acked: list[int], stream: str = "in") -> None:
 def test_a_disk_that_another_program_fills_under_commits(
     disk: SmallDisk, server: NatsServer
 ) -> None:
-    """The segment has room that was allocated ahead, so commits go on; whatever else they need
-    may fail, and must fail as an error."""
+    """The segment has space that was allocated ahead, so commits continue. Other operations may
+    fail, but only with an error."""
     with daemon_on(disk, server) as daemon, RawNats(server.port) as raw:
         acked = [publish(raw, "in.x", VALUE)["seq"] for _ in range(20)]
         disk.fill()
@@ -115,7 +115,7 @@ def publish_until_stored(daemon: Daemon, raw: RawNats) -> int:
 def test_a_start_while_the_disk_is_still_full(
     how: str, disk: SmallDisk, server: NatsServer
 ) -> None:
-    """What is there is read, what comes is refused, and retention makes room by itself."""
+    """Existing records are read, new ones are refused, and retention frees space without help."""
     with daemon_on(disk, server, kept=dict(RETAINED)) as daemon, RawNats(server.port) as raw:
         kept = [publish(raw, "kept.x", b"%5d" % i + VALUE * 20)["seq"] for i in range(200)]
         acked = [publish(raw, "in.x", VALUE)["seq"] for _ in range(50)]
@@ -137,7 +137,7 @@ def test_a_start_while_the_disk_is_still_full(
 
 
 def test_creating_streams_with_a_few_blocks_left(disk: SmallDisk, server: NatsServer) -> None:
-    """Whatever it is that finds no room any more: a refusal, and the stream is not there."""
+    """Whatever operation finds no space, the creation is refused, and the stream does not exist."""
     with daemon_on(disk, server) as daemon, RawNats(server.port) as raw:
         assert publish(raw, "in.x", VALUE)["seq"] == 1
         made = {"in"}

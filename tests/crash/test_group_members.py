@@ -1,6 +1,6 @@
-"""Members of a consumer group join, leave, are killed and stopped, and so is the daemon, again and
-again while messages arrive. Each key in order, no two owners, nothing skipped, again only what was
-not committed. `make group-torture`."""
+"""Members of a consumer group join, leave, are killed and stopped, and so is the daemon,
+repeatedly, while messages arrive. The records of each key are read in order, by one owner at a
+time. No record is skipped, and only uncommitted records are read again. `make group-torture`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from liftlog.client import connect_sync
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(36000)]
 
 SLOW_SECONDS = 20.0
-"""What a busy machine may take in addition."""
+"""Additional time for a busy machine."""
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_members_and_a_daemon_fail(server: NatsServer, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not is_torture(), reason="takes minutes: make group-torture")
 def test_members_and_the_nodes_of_a_cluster_fail(server: NatsServer, tmp_path: Path) -> None:
-    """The coordinator fails over, and no slot moves for it."""
+    """Another coordinator takes over, and no slot moves because of that."""
     streams = {STREAM: {"subject": "orders.>", "replicas": 3, "min_isr": 2}}
     settings = {"nats": {"reconnect_wait": "50ms"}}
     with Cluster(server.url, streams, settings=settings, directory=tmp_path / "nodes") as cluster:
@@ -86,7 +86,7 @@ def test_members_and_the_nodes_of_a_cluster_fail(server: NatsServer, tmp_path: P
         failovers: list[float] = []
 
         def fail_over() -> None:
-            """Kill the coordinator. If nothing else happens to the members, they keep all."""
+            """Kill the coordinator. If nothing else happens to the members, they keep all slots."""
             campaign.resume()
             old = cluster.leader("_offsets")
             campaign.wait_until_they_are_members(lambda: described_at(addresses))

@@ -1,4 +1,4 @@
-"""`kill -9` under load, again and again, while everything in the background is at work too."""
+"""`kill -9` under load, repeatedly, while all background work runs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def server() -> Iterator[NatsServer]:
 
 
 def rewritten(daemon: Daemon, stream: str) -> bool:
-    """A compacted or re-batched segment is in use: its name bears a generation."""
+    """Return True if a compacted or re-batched segment is in use: its name contains a
+    generation."""
     return any((daemon.data_dir / "streams" / stream).glob("*.*.log"))
 
 
 @pytest.mark.parametrize("durability", modes("fsync", "interval", "os"))
 def test_kill_under_load_with_everything_on(durability: str, server: NatsServer) -> None:
-    """A killed process takes nothing along, whatever the durability."""
+    """A kill of the process loses nothing, with every durability."""
     chance = random.Random(f"kill {durability}")
     fleet = Fleet(server.port, f"kill.{durability}", durability)
     with Daemon(server.url, fleet.settings) as daemon:

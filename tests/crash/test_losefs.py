@@ -1,4 +1,5 @@
-"""The file system that stands for a machine without power: it must forget, or it proves nothing."""
+"""The file system that simulates a machine without power. It must really forget unsynced data, or
+the tests prove nothing."""
 
 from __future__ import annotations
 
@@ -164,7 +165,7 @@ def test_a_cut_at_a_chosen_operation(disk: LoseFsHandle) -> None:
 
 
 def test_a_page_that_the_disk_does_not_give(disk: LoseFsHandle) -> None:
-    """As Linux has it: a short read up to the page, an error at it, and what lies behind it."""
+    """Like Linux: a read is short before the page, fails at it, and returns the bytes after it."""
     path, page = disk.path / "file", 4096
     with opened(path) as file:
         raw = os.urandom(6 * page)

@@ -1,5 +1,5 @@
-"""Publishers that expect the last offset of a subject, while the daemon is killed again and again:
-no record may have been written past another one that its publisher had not seen."""
+"""Publishers expect the last offset of a subject while the daemon is killed repeatedly. No record
+may follow another record of its subject that its publisher had not received."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def server() -> Iterator[NatsServer]:
 
 
 class Updater(threading.Thread):
-    """Adds to what it believes to be the newest record of a subject, and learns from refusals."""
+    """Adds to the record that it considers the newest of a subject, and corrects its view after
+    refusals."""
 
     def __init__(self, port: int, seed: int) -> None:
         super().__init__(name=f"updater-{seed}")

@@ -1,5 +1,5 @@
-"""The metadata store in JetStream while its three servers are killed, stopped and cut off, and the
-checker that judges it."""
+"""The metadata store in JetStream while its three servers are killed, stopped and disconnected, and
+the checker of the results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Pages in the wrong place under the real daemon: the books of readers in Python and JavaScript.
+"""Pages in the wrong place of the files of the real daemon, read in Python and JavaScript.
 
 A page of 4 KiB of a segment (sixteen whole batches) or a batch is copied over another one, of the
-same stream or of another. No reader gets a record where it was not stored, or twice; what is gone
-is told to each of them; and no checkpoint goes back without a word.
+same stream or of another. No reader gets a record at a wrong offset or twice, each reader gets an
+error for lost offsets, and no checkpoint moves back without a report.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Reading(NamedTuple):
 
 
 def value_of(stream: str, number: int) -> bytes:
-    """So long that a batch of this one record takes 256 bytes, the last of them zeros."""
+    """Return a value of such a length that a batch of this one record takes 256 bytes. Its last
+    bytes are zeros."""
     value = b"%s %d " % (stream.encode(), number)
     empty = encode_batch(
         base_offset=1,
@@ -113,7 +114,7 @@ READERS = [in_python, in_python_filtered, *([in_javascript] if NODE else [])]
 
 
 def fill(daemon: Daemon, server: NatsServer) -> dict[str, dict[int, str]]:
-    """Each message is a batch of its own. The books by stream and offset."""
+    """Publish each message as a batch of its own. Returns the messages by stream and offset."""
     books: dict[str, dict[int, str]] = {}
     with RawNats(server.port) as raw:
         for stream, count in COUNTS.items():
@@ -128,7 +129,7 @@ def fill(daemon: Daemon, server: NatsServer) -> dict[str, dict[int, str]]:
 
 
 def places(data_dir: Path, stream: str) -> list[tuple[Path, int, int]]:
-    """Pages of whole batches, and batches: file, position, size."""
+    """Return pages of whole batches, and batches: file, position, size."""
     found = []
     for path in sorted((data_dir / "streams" / stream).glob("*.log")):
         batches = batch_positions(path)
@@ -139,8 +140,8 @@ def places(data_dir: Path, stream: str) -> list[tuple[Path, int, int]]:
 
 
 def misplace(data_dir: Path, stream: str, chance: random.Random) -> tuple[str, set[int]]:
-    """Put one over another of the same size and of other offsets; returns what was done, and the
-    offsets it hit."""
+    """Copy a page or batch over another one of the same size with other offsets. Returns a
+    description and the affected offsets."""
     sources = [one for name in (stream, "a") for one in places(data_dir, name)]
     path, position, size = chance.choice(places(data_dir, stream))
     raw = bytearray(path.read_bytes())
@@ -165,12 +166,13 @@ def misplace(data_dir: Path, stream: str, chance: random.Random) -> tuple[str, s
 
 
 def header_of(batch: bytes | bytearray) -> bytes:
-    """Base offset: what tells one of these batches from another."""
+    """Return the base offset, which distinguishes these batches."""
     return bytes(batch[8:16])
 
 
 def check_checkpoints(client: SyncClient, what: str) -> None:
-    """The last commit of each consumer, or word that it may be an older one."""
+    """Check that each consumer has its last checkpoint, or is told that the checkpoint may be
+    older."""
     found = {one.consumer: one for one in client.list_checkpoints()}
     for number in range(CONSUMERS):
         one = found.get(f"consumer-{number:02}")
@@ -217,8 +219,8 @@ def test_misplaced_pages(stop: str, server: NatsServer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop", ["stop", "kill"])
 def test_indexes_of_neighbours(stop: str, server: NatsServer, tmp_path: Path) -> None:
-    """Each segment gets the index of the next one, and then a directory of that name: all that was
-    acked is read, and nothing is quarantined."""
+    """Each segment gets the index of the next one, and then a directory of this name. All acked
+    records are read, and nothing is quarantined."""
     with Daemon(server.url, SETTINGS, directory=tmp_path / "daemon") as daemon:
         books = fill(daemon, server)
         for harm in (swap_indexes, put_directories):
@@ -251,7 +253,7 @@ def put_directories(directory: Path) -> None:
 
 
 def test_a_false_quarantine_is_lifted(server: NatsServer, tmp_path: Path) -> None:
-    """The index of a neighbour once caused such a quarantine: a restart is enough."""
+    """The index of a neighbour once caused such a quarantine. A restart lifts it."""
     settings = SETTINGS | {"cleaner": {"interval": "100ms"}}
     with Daemon(server.url, settings, directory=tmp_path / "daemon") as daemon:
         books = fill(daemon, server)
@@ -278,7 +280,7 @@ def quarantine_a_segment(data_dir: Path) -> range:
 
 
 def test_a_segment_that_cannot_be_opened(server: NatsServer, tmp_path: Path) -> None:
-    """This is an error, not damage: the reader gets it, and reads on when it is over."""
+    """This is an error, not damage. The reader gets it, and continues when the error has ended."""
     streams = {  # without message ids nothing is read at a start
         name: {**one, "dedupe_window": "0s"} for name, one in SETTINGS["streams"].items()
     }

@@ -1,9 +1,10 @@
-"""Writes that a disk lost or put in the wrong place: whole, valid batches that do not belong there.
+"""Writes that a disk lost or wrote to the wrong place: complete, valid batches that do not belong
+there.
 
 Every page (and every batch) of a log is replaced by one of another place of the log, of another
-log, or by what lay there before. Whatever is put where, no reader gets a record at an offset that
-it was not stored at, or twice; each offset that is gone is told; nothing else is gone; and what
-goes through the files agrees on that.
+log, or by its earlier content. In each case, no reader gets a record at a wrong offset or twice,
+each lost offset is reported, no other record is lost, and all tools that read the files report the
+same.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def message_id(offset: int) -> bytes:
 
 
 def append(log: Log, count: int, size: int, name: bytes, *, commit: bool = True) -> Values:
-    """So many batches of one record each, of `size` bytes, in one group."""
+    """Append `count` batches of one record of `size` bytes each, in one group."""
     batches, values = [], {}
     for offset in range(log.log_end_offset, log.log_end_offset + count):
         block = b"NATS/1.0\r\nNats-Msg-Id: " + message_id(offset) + b"\r\n\r\n"
@@ -94,8 +95,8 @@ def reopen(directory: Path, clean: ActiveState | None, boot: str = "boot-1") -> 
 
 @pytest.fixture(scope="module", params=[256, 512, 264])
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    """Two sealed segments and an active one, in two leader epochs; beside it a log whose offsets
-    differ. Batches of 256 and 512 bytes fill pages without a rest, of 264 they do not."""
+    """Two sealed segments and an active one, in two leader epochs, and a second log with other
+    offsets. Batches of 256 and 512 bytes fill pages completely, batches of 264 bytes do not."""
     size, place = int(request.param), tmp_path_factory.mktemp("stored")
     other = create(FS, config=CONFIG, directory=place / "other")
     other.truncate_prefix(5000)
@@ -128,7 +129,7 @@ Answer = tuple[int, int, bytes]
 
 
 def sliced(log: Log, offset: int, max_bytes: int) -> Answer | None:
-    """As the daemon answers from the files."""
+    """Answer like the daemon, from the files."""
     piece = log.read(offset, max_bytes)
     if piece is None:
         return None
@@ -137,7 +138,7 @@ def sliced(log: Log, offset: int, max_bytes: int) -> Answer | None:
 
 
 def filtered(log: Log, offset: int, max_bytes: int) -> Answer | None:
-    """As the daemon answers a client with a filter."""
+    """Answer like the daemon for a client with a filter."""
     if offset >= log.high_watermark:
         return None
     selection = parse_selection(subjects=[">"], keys=None, headers=None, readable=None)
@@ -146,7 +147,7 @@ def filtered(log: Log, offset: int, max_bytes: int) -> Answer | None:
 
 
 def read(log: Log, ask: Callable[[Log, int, int], Answer | None], max_bytes: int) -> Reading:
-    """With the checks of a client: what was delivered, and what was reported."""
+    """Read with the checks of a client. Returns the delivered records and the reported ranges."""
     found: Values = {}
     told: list[range] = []
     offset = log.log_start_offset
@@ -193,7 +194,7 @@ READERS: list[Callable[[Log], Reading]] = [
 
 
 def spark_misses(log: Log, end_offset: int, values: Values) -> set[int]:
-    """What Spark does not find in the sealed files, and reports as lost."""
+    """Return the offsets that Spark does not find in the sealed files, and reports as lost."""
     transport = FileTransport(parse_options({"path": str(log.directory)}))
     wanted = ScanRange("orders", log.view.manifest.lineage, log.leader_epoch, 1, end_offset)
     found: Values = {}
@@ -206,14 +207,14 @@ def spark_misses(log: Log, end_offset: int, values: Values) -> set[int]:
 
 
 def verified(log: Log) -> set[int]:
-    """What `liftlog log verify` calls damaged."""
+    """Return the offsets that `liftlog log verify` reports as damaged."""
     (stream,) = find_streams(log.directory)
     found = verify_stream(stream).of_kind(DAMAGE)
     return {o for one in found for o in range(one.first_offset or 0, one.next_offset or 0)}
 
 
 def scrubbed(log: Log) -> set[int]:
-    """What scrubbing finds in the sealed segments."""
+    """Return the damaged offsets that scrubbing finds in the sealed segments."""
     found = []
     for segment in log.segments[:-1]:
         job = ScrubJob(
@@ -231,7 +232,7 @@ def offsets_of(ranges: Iterable[QuarantinedRange]) -> set[int]:
 
 
 def check(stored: Stored, log: Log, what: str) -> set[int]:
-    """Returns the offsets that are gone."""
+    """Check all readers. Returns the lost offsets."""
     everything, known = set(stored.values), offsets_of(log.view.manifest.quarantined)
     sealed_end = log.segments[-1].base_offset
     offline = {
@@ -300,7 +301,7 @@ def misplaced(stored: Stored, size: int, count: int) -> Iterator[Misplaced]:
 
 
 def put(stored: Stored, one: Misplaced, directory: Path) -> set[int]:
-    """Make `directory` the log with it; returns the offsets of the batches that it hit."""
+    """Make `directory` the log with this change. Returns the offsets of the affected batches."""
     shutil.copytree(stored.directory, directory)
     raw = bytearray(one.path.read_bytes())
     end = one.position + len(one.content)
@@ -339,8 +340,9 @@ def test_misplaced(stored: Stored, unit: str, stop: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("stop", ["clean", "killed", "without indexes"])
 def test_a_tail_that_was_cut_comes_back(stop: str, tmp_path: Path) -> None:
-    """What stood behind the last acked record was cut, and others were acked in its place; then
-    that write is lost. Offsets and checksums are right, only the leader epoch is too old."""
+    """The bytes after the last acked record were cut, and other records were acked in their place;
+    then this write is lost. Offsets and checksums are right, and only the leader epoch is too
+    old."""
     log = create(FS, config=CONFIG, directory=tmp_path / "orders")
     values = append(log, PAGE // 256, 256, b"ours")
     append(log, PAGE // 256, 256, b"never acked", commit=False)

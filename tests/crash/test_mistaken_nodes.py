@@ -1,9 +1,9 @@
-"""Operators mistake one data directory for another, or one node for another, under load.
+"""Operators confuse data directories or nodes, under load.
 
 A second daemon with a node's name, copied directories, empty ones where a mount was forgotten,
 swapped ones: at random moments, on a cluster of one node and of three. No offset is acked for two
-messages, nothing acked is lost, and what is refused names the next command. `make identity-torture`
-does that for as many rounds as it is told.
+messages, no acked message is lost, and each refusal names the next command. `make identity-torture`
+runs any number of rounds.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Campaign:
         return found.leader is None and not found.has_whole_copy
 
     def elect(self, node: str) -> None:
-        """An operator says that the directory of `node` is the right one again, for what has no
-        other replica."""
+        """Let an operator declare that the directory of `node` is the right one again, for streams
+        without another replica."""
         with connect_sync(self.cluster.nodes[node].pull_address) as client:
             streams = client.cluster().replicated
         for one in streams:
@@ -103,7 +103,7 @@ class Campaign:
                 assert done.returncode == ExitCode.OK, done.stderr
 
     def check(self) -> None:
-        """No offset was acked for two messages, by whichever process and directory."""
+        """Check that no offset was acked for two messages, by any process and directory."""
         for one in self.publishers:
             assert one.error is None, one.error
             acked = one.acked.copy()
@@ -135,7 +135,7 @@ def refused(twin: Daemon, *words: str) -> None:
 
 
 def a_second_daemon(campaign: Campaign) -> None:
-    """Has the name of a node that runs, and an empty or a copied directory."""
+    """It has the name of a running node, and an empty or a copied directory."""
     node = campaign.some_node()
     twin = campaign.twin(node, copied=campaign.chance.random() < 0.5)
     twin.spawn()
@@ -145,7 +145,8 @@ def a_second_daemon(campaign: Campaign) -> None:
 
 
 def a_daemon_for_one_that_hangs(campaign: Campaign) -> None:
-    """The first comes back, finds the other in its place, and starts again when that has ended."""
+    """The first daemon continues, finds the other in its place, and starts again when the other has
+    ended."""
     node = campaign.some_node()
     first, twin = campaign.cluster.nodes[node], None
     before = first.log.count('"event": "listening"')
@@ -179,7 +180,7 @@ def a_mount_is_forgotten(campaign: Campaign) -> None:
 
 
 def an_older_copy_is_used(campaign: Campaign) -> None:
-    """It was made while the daemon ran, and messages were acked since."""
+    """The copy was made while the daemon ran, and messages were acked after that."""
     node = campaign.some_node()
     old = campaign.aside("old")
     copy(campaign.data_dir(node), old)
@@ -238,7 +239,7 @@ def directories_are_swapped(campaign: Campaign) -> None:
 
 
 def the_cluster_is_left_out(campaign: Campaign) -> None:
-    """The settings lack it: a daemon on its own must not serve replicas."""
+    """The settings lack the cluster. A single daemon must not serve replicas."""
     node = campaign.some_node()
     cluster, daemon = campaign.cluster, campaign.cluster.nodes[node]
     cluster.kill(node)
@@ -253,7 +254,7 @@ def the_cluster_is_left_out(campaign: Campaign) -> None:
 
 
 def the_store_of_another_cluster(campaign: Campaign) -> None:
-    """The settings of a node name the metadata store of another cluster, or one that is new."""
+    """The settings of a node name the metadata store of another cluster, or a new one."""
     node = campaign.some_node()
     cluster, daemon = campaign.cluster, campaign.cluster.nodes[node]
     whole = dict(daemon.settings)
@@ -293,7 +294,8 @@ MISTAKES: list[Callable[[Campaign], None]] = [
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_no_mistake_costs_an_ack(server: NatsServer, tmp_path: Path, count: int) -> None:
-    """A short form has a mistake or two of each; with TORTURE_ROUNDS they come in any order."""
+    """In `make test` each mistake occurs once or twice; with TORTURE_ROUNDS they occur in any
+    order."""
     chance = chance_of(f"mistakes on {count}")
     streams = {f"one{count}": 1} if count == 1 else {"one3": 1, "all3": 3}
     settings = {
@@ -340,7 +342,8 @@ def test_no_mistake_costs_an_ack(server: NatsServer, tmp_path: Path, count: int)
 
 
 def chosen(chance: random.Random, count: int) -> list[Callable[[Campaign], None]]:
-    """Each mistake once in `make test`, for one of the two clusters; else at random."""
+    """Return each mistake once in `make test`, for one of the two clusters; otherwise choose at
+    random."""
     if is_torture():
         return [chance.choice(MISTAKES) for _ in range(rounds(0))]
     return MISTAKES[:3] if count == 1 else MISTAKES[3:]

@@ -33,7 +33,7 @@ pytestmark = [
 STORE = {"store": "nats", "session": "15s", "lag_max": "2s"}
 NATS = {"jetstream": True, "sync_always": True, "ping_interval": "2s", "ping_max": 2}
 HEALED_SECONDS = 20.0
-"""So soon after the lines are mended all streams have to go on."""
+"""Seconds after the repair of the lines within which all streams must continue."""
 WHOLE_EACH = 40
 ANY = "any lines"
 
@@ -46,12 +46,12 @@ class Lines:
     cluster: Cluster
     chance: random.Random
     leader: str = ""
-    """Of one of the streams, before lines are cut."""
+    """The leader of one of the streams, before lines are cut."""
     cut_off: set[str] = field(default_factory=set)
-    """Machines whose clients cannot expect anything: the other ones are a majority."""
+    """Machines whose clients cannot expect acks, because the other machines are a majority."""
     is_torn: bool = False
-    """A machine reaches others that do not reach each other. Who publishes at some of them is heard
-    by each stream, but not at any."""
+    """True if a machine reaches others that do not reach each other. Messages of publishers at some
+    of them reach each stream, but not at any."""
 
     def followers(self) -> list[str]:
         found = [name for name in NODES if name != self.leader]
@@ -107,7 +107,7 @@ def followers_miss_each_other(lines: Lines) -> None:
 
 
 def a_ring_in_one_direction(lines: Lines) -> None:
-    """Each is heard by one and hears the other one: no connection works."""
+    """Each machine receives data from one other and sends to the third, so no connection works."""
     around = [lines.leader, *lines.followers(), lines.leader]
     for one, other in pairwise(around):
         lines.network.cut(one, other)
@@ -142,7 +142,7 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def servers(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
-    """Their logs stay: who leads the bucket, and why not, is in no log of ours."""
+    """Their logs are kept, because only they show who leads the bucket, and why not."""
     directory = tmp_path_factory.mktemp("servers")
     with NatsCluster(3, directory, network=network, debug=True, **NATS) as servers:
         yield servers
@@ -190,7 +190,7 @@ def test_partitions(name: str, network: Network, servers: NatsCluster, tmp_path:
 
 
 def while_cut(lines: Lines, load: Load) -> str:
-    """For a while, and where a majority is connected until it goes on."""
+    """Wait for a while; if a majority is connected, wait until it continues."""
     began = time.monotonic()
     seconds = lines.chance.choice([1, 4, 10, 20])
     told = "nothing can go on"
@@ -205,7 +205,7 @@ def while_cut(lines: Lines, load: Load) -> str:
 
 
 def until_healed(cluster: Cluster, load: Load) -> tuple[float, float]:
-    """After how many seconds do all streams go on, and are all copies in sync?"""
+    """Return the seconds until all streams continue, and until all copies are in sync."""
     began = time.monotonic()
     load.wait_acked(1)
     acked = time.monotonic() - began

@@ -1,10 +1,9 @@
-"""What went wrong in JetStream, Liftbridge, Kafka and laminarmq must not go wrong here.
+"""Storage defects of JetStream, Liftbridge, Kafka and laminarmq, which must not occur here.
 
-One test for each storage defect that was found in those systems; the docstring says in which. Their
-other defects are covered where the subject belongs: hostile input in `integration/test_bad_input`,
-floods in `test_flood`, group commit in `test_fsync`, retention on every tick and idle rolls in
-`test_retention`, signals in `test_outages`, compaction in `unit/log/test_compact` and
-`integration/test_compaction`.
+There is one test for each defect; its docstring names the system. Their other defects are covered
+where the subject belongs: hostile input in `integration/test_bad_input`, floods in `test_flood`,
+group commit in `test_fsync`, retention on every tick and idle rolls in `test_retention`, signals in
+`test_outages`, compaction in `unit/log/test_compact` and `integration/test_compaction`.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def daemon_for(server: NatsServer, subject: str, **stream: object) -> Daemon:
 
 
 def publish_many(server: NatsServer, subject: str, count: int, pad: int = 0) -> list[int]:
-    """One batch each; returns the offsets that were acked."""
+    """Publish one message per batch. Returns the acked offsets."""
     with RawNats(server.port) as raw:
         return [publish(raw, subject, (b"%d" % i).ljust(pad))["seq"] for i in range(count)]
 
@@ -61,7 +60,8 @@ def publish_many(server: NatsServer, subject: str, count: int, pad: int = 0) -> 
 
 
 def test_a_flipped_payload_bit_and_an_unclean_stop(server: NatsServer) -> None:
-    """JetStream cut half of what it had acked, logged nothing, and gave the numbers out again."""
+    """JetStream cut half of the acked messages, logged nothing, and assigned their numbers
+    again."""
     with daemon_for(server, "flip") as daemon:
         acked = publish_many(server, "flip", 200)
         daemon.kill()
@@ -106,7 +106,8 @@ def test_a_torn_tail_stops_no_reader(tmp_path: Path, keep: int) -> None:
     with (stored.directory / FIRST_SEGMENT).open("r+b") as file:
         file.truncate(position + keep)
     again = StoredLog(tmp_path)
-    # It was acked, as the slot knows: gone, but said so, and its offset is not used again.
+    # According to the slot it was acked. It is lost, but reported, and its offset is not used
+    # again.
     assert offsets_of(again) == list(range(1, 10))
     assert [(bad.first_offset, bad.next_offset) for bad in again.log.view.manifest.quarantined] == [
         (10, 11)
@@ -133,7 +134,7 @@ def test_a_log_that_is_shorter_than_its_index(tmp_path: Path) -> None:
 
 
 def test_a_lost_index_entry_gives_no_offset_away(tmp_path: Path) -> None:
-    """Liftbridge took the end of the log from its index, and handed acked offsets out again."""
+    """Liftbridge took the end of the log from its index, and assigned acked offsets again."""
     for harm in (lambda raw: raw[:-32], lambda raw: raw[:-1], lambda raw: b""):
         data_dir = tmp_path / str(len(harm(bytes(64))))
         stored = StoredLog(data_dir, segment_max_bytes=64_000)
@@ -166,8 +167,8 @@ def test_a_flipped_offset_bit_is_never_delivered(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_rewriting(tmp_path: Path) -> None:
-    """Liftbridge read a leftover `.cleaned` file as records, for ever twice; half a swap misplaced
-    reads."""
+    """Liftbridge read a leftover `.cleaned` file as records, without end. A half-finished swap made
+    it read at wrong places."""
     stored = StoredLog(tmp_path, segment_max_bytes=8_000)
     while stored.log.segment_count < 4:
         stored.append([b"x" * 1000])
@@ -193,7 +194,7 @@ def test_by_time_with_an_empty_active_segment(tmp_path: Path) -> None:
 
 
 def test_names_and_offsets_of_strangers(server: NatsServer) -> None:
-    """Liftbridge did not validate names, and made the end of an offset beyond it."""
+    """Liftbridge did not validate names, and replaced an offset beyond the end by the end."""
     with daemon_for(server, "names") as daemon, connect_sync(daemon.pull_address) as client:
         publish_many(server, "names", 3)
         with pytest.raises(OffsetOutOfRange) as caught:
@@ -213,7 +214,8 @@ def test_names_and_offsets_of_strangers(server: NatsServer) -> None:
 
 
 def test_rot_below_the_recovery_point_is_noticed(tmp_path: Path) -> None:
-    """Kafka recovers from there and never looks below; here the reader does."""
+    """Kafka recovers from there and never examines earlier bytes. Here a reader finds the
+    damage."""
     stored = StoredLog(tmp_path)
     for i in range(1, 10):
         stored.append([b"%d" % i])
@@ -253,7 +255,7 @@ def test_truncating_to_the_base_of_a_segment_and_appending(tmp_path: Path) -> No
 
 
 def offsets_of(stored: StoredLog) -> list[int]:
-    """Read batch by batch, going on behind what is known to be gone."""
+    """Read batch by batch, and continue after known losses."""
     found: list[int] = []
     offset = stored.log.log_start_offset
     gone = {bad.first_offset: bad.next_offset for bad in stored.log.view.manifest.quarantined}

@@ -1,8 +1,8 @@
 """Power cuts under the real daemon: a file system that forgets what was not fsynced.
 
-The cut comes before a randomly chosen operation of the daemon, under load: it may lie inside an
-append, a roll, a checkpoint, a retention or the recovery from the cut before. Then the machine
-has another boot id, and everything that was promised is looked for.
+The power fails before a random operation of the daemon, under load: during an append, a roll, a
+checkpoint, a retention, or the recovery after the previous cut. Then the machine has another boot
+id, and all promises are checked.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def test_power_cuts_under_load(durability: str, server: NatsServer, tmp_path: Pa
 def test_what_is_lost_before_its_fsync_is_told(
     durability: str, reboot: bool, server: NatsServer, tmp_path: Path
 ) -> None:
-    """The proof that the power cuts are real: the weaker modes do lose, and say so. Also when only
-    the volume was gone for a moment, and the boot id is the same."""
+    """This test proves that the power cuts are real: with a lower durability, records are lost and
+    reported. Also if only the volume failed, and the boot id is the same."""
     stream = {
         "subject": "weak",
         "durability": durability,

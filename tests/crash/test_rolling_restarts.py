@@ -34,7 +34,7 @@ STREAMS = {
 }
 CLIENTS = "clients"
 RATE = 500.0
-"""To each of the two streams, in messages per second: half of them without a reply subject."""
+"""Messages per second to each of the two streams. Half of them have no reply subject."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def wait_acked(loads: list[EveryWay], more: int) -> None:
 
 
 def check_clients(cluster: Cluster, clients: list[ClientPublisher], start: int) -> None:
-    """Each attempt was acked, and stored once on every node."""
+    """Check that each attempt was acked, and each message stored once on every node."""
     cluster.wait_settled(CLIENTS)
     readings = [cluster.read(CLIENTS, node, start, is_last=True) for node in NODES]
     assert_kept(clients, readings)

@@ -1,4 +1,5 @@
-"""Bits that rot under the real daemon: each costs at most its batch, and everybody is told."""
+"""Flipped bits in the files of the real daemon: each loses at most its batch, and every reader gets
+an error."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def server() -> Iterator[NatsServer]:
 
 @pytest.fixture
 def stopped(server: NatsServer, request: pytest.FixtureRequest) -> Iterator[Daemon]:
-    """A daemon that stored sixty messages in several segments and was then ended."""
+    """Yield a daemon that stored sixty messages in several segments and was then stopped."""
     with Daemon(server.url, SETTINGS) as daemon:
         with RawNats(server.port) as raw:
             for i in range(1, MESSAGES + 1):
@@ -50,7 +51,7 @@ def segments(daemon: Daemon) -> list[Path]:
     ("stopped", "where"), [("kill", HEADER), ("kill", BODY), ("stop", HEADER)], indirect=["stopped"]
 )
 def test_rot_costs_one_batch_and_no_start(stopped: Daemon, where: int, server: NatsServer) -> None:
-    """The dedupe window is rebuilt from the log at such a start, so it meets the damage."""
+    """Such a start rebuilds the dedupe window from the log, so it reads the damage."""
     lost = []
     for path in segments(stopped):
         position, header = batch_positions(path)[5]

@@ -1,9 +1,8 @@
 """A hundred sealed batches of one replica rot, under load, while readers read all the time.
 
-All are repaired from the other replicas, no reader waits for longer than 5 s, and afterwards all
-copies are equal, byte for byte. A campaign of `make cluster-torture`;
-`integration/test_cluster_readers` has a short form. How long the repair took, and readers waited,
-is printed.
+All are repaired from other replicas, no reader waits for longer than 5 s, and afterwards the bytes
+of all copies are equal. A campaign of `make cluster-torture`; `integration/test_cluster_readers`
+has a short form. How long the repair took, and readers waited, is printed.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ def server() -> Iterator[NatsServer]:
 
 
 class SteadyReader(threading.Thread):
-    """Reads one copy from `start` to its end, again and again. Every error counts as a refusal,
-    until it gets the next record."""
+    """Reads one copy from `start` to its end repeatedly. After an error, it counts the stream as
+    refused until it gets the next record."""
 
     def __init__(self, cluster: Cluster, node: str, start: int) -> None:
         super().__init__(name=f"reader-{node}", daemon=True)
         self.longest = 0.0
-        """Most seconds for which it waited for a record that is stored."""
+        """Longest wait for a stored record, in seconds."""
         self.passes = 0
         self.refusals: list[str] = []
         self._cluster, self._node, self._start = cluster, node, start
@@ -94,7 +93,8 @@ def files_of(cluster: Cluster, node: str) -> list[Path]:
 
 
 def newest_sealed(cluster: Cluster, node: str) -> list[tuple[Path, int, int]]:
-    """Path, position and first offset of each. The older ones would only make rounds longer."""
+    """Return path, position and first offset of each batch. Older segments would only make rounds
+    longer."""
     found = [
         (path, position, header.base_offset)
         for path in files_of(cluster, node)[:-1]
@@ -104,7 +104,7 @@ def newest_sealed(cluster: Cluster, node: str) -> list[tuple[Path, int, int]]:
 
 
 def stored_bytes(path: Path) -> bytes:
-    """All batches of a segment. Raises CorruptBatch."""
+    """Return all batches of a segment. Raises CorruptBatch."""
     raw, position = path.read_bytes(), 0
     while position < len(raw) and raw[position] != 0:
         header = parse_header(raw, position)
@@ -114,7 +114,7 @@ def stored_bytes(path: Path) -> bytes:
 
 
 def is_whole(cluster: Cluster, node: str) -> bool:
-    """Are all sealed batches as they were written, and none out of use?"""
+    """Return True if all sealed batches are undamaged, and none is quarantined."""
     try:
         for path in files_of(cluster, node)[:-1]:
             stored_bytes(path)
@@ -124,7 +124,7 @@ def is_whole(cluster: Cluster, node: str) -> bool:
 
 
 def rot_and_repair(cluster: Cluster, node: str, chance: random.Random) -> tuple[float, float]:
-    """Seconds until all was repaired, and the most for which a reader waited."""
+    """Return the seconds until everything was repaired, and the longest wait of a reader."""
     until(lambda: len(newest_sealed(cluster, node)) >= 2 * ROTTEN, PATIENCE, "sealed batches")
     sealed = newest_sealed(cluster, node)
     readers = [SteadyReader(cluster, one, start=sealed[0][2]) for one in NODES]
@@ -149,7 +149,7 @@ def rot_and_repair(cluster: Cluster, node: str, chance: random.Random) -> tuple[
 
 
 def test_rot_in_a_hundred_batches_is_repaired_while_readers_read(server: NatsServer) -> None:
-    """Of a follower and of the leader, in turn."""
+    """Batches of a follower and of the leader rot in turn."""
     chance = chance_of("rot")
     took: list[tuple[float, float]] = []
     with Cluster(server.url, STREAMS) as cluster:

@@ -36,7 +36,7 @@ class CountingFile(OsFile):
 
 
 class CountingFileSystem(OsFileSystem):
-    """Counts what is read from segments and indexes."""
+    """Counts the bytes that are read from segments and indexes."""
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
         made = super().open(path, create=create, writable=writable)
@@ -48,8 +48,8 @@ class CountingFileSystem(OsFileSystem):
 
 
 def ten_gibibytes(data_dir: Path) -> StoredLog:
-    """Forty sealed segments, each with a real batch in front of a quarter of a gibibyte of nothing
-    (sparse: the open must not want to know), and an active one."""
+    """Make forty sealed segments, each with a real batch in front of a quarter of a gibibyte of
+    zeros (sparse, because opening must not read them), and an active one."""
     stored = StoredLog(data_dir, segment_max_bytes=SEGMENT_BYTES)
     for i in range(SEGMENTS):
         stored.append([b"%d" % i] * 100)
@@ -70,7 +70,7 @@ def inflate(stored: StoredLog) -> None:
 
 
 def open_counted(data_dir: Path) -> tuple[float, int, StoredLog]:
-    """Seconds, bytes read, and what was opened."""
+    """Return the seconds, the bytes read, and the opened log."""
     CountingFile.read_bytes = 0
     started = time.perf_counter()
     again = StoredLog(data_dir, segment_max_bytes=SEGMENT_BYTES, fs=CountingFileSystem())
@@ -93,7 +93,7 @@ def test_ten_gibibytes_open_at_once_after_a_clean_stop(tmp_path: Path) -> None:
 
 
 def test_an_unclean_stop_reads_from_the_recovery_point(tmp_path: Path) -> None:
-    """Of ten gibibytes and 64 MiB behind them it scans the last four."""
+    """With ten gibibytes and 64 MiB after them, it scans only the last four MiB."""
     stored = ten_gibibytes(tmp_path / "data")
     value = os.urandom(MIB)
     for _ in range(60):
@@ -162,7 +162,8 @@ def stream_settings() -> dict[str, object]:
 
 
 def measure(daemon: Daemon, names: Sequence[str]) -> tuple[int, int]:
-    """Open files and resident bytes after reading every stream from end to end."""
+    """Return the number of open files and of resident bytes, after reading every stream from end to
+    end."""
     with connect_sync(daemon.pull_address) as client:
         for name in names:
             offsets = [record.offset for record in client.read(name, until="end")]

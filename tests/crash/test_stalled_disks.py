@@ -1,7 +1,7 @@
 """A disk of one node hangs: its `fdatasync` does not return, and the process answers all the same.
 
-So no one takes the node for dead. A leader has to notice by itself that acks wait for its disk, and
-has another replica take over. A follower leaves the in-sync set as one that lags.
+So no other node considers it dead. A leader must detect by itself that acks wait for its disk, and
+let another replica take over. A follower leaves the in-sync set like a lagging one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 STREAM = "in"
 STREAMS = {STREAM: {"subject": "in.>", "replicas": 3, "min_isr": 2}}
 SLOW = "a"
-"""The node whose disk hangs."""
+"""The node with the hanging disk."""
 SESSION, LAG_MAX = 6.0, 4.0
 SETTINGS = {"commit": {"inline_max_messages": 0}}
-"""In the event loop a sync that hangs is a process that hangs, which the others notice."""
+"""In the event loop, a hanging sync would make the process hang, which other nodes detect."""
 WHOLE_DISK, LOG_ALONE = "", f"/streams/{STREAM}/"
 
 
@@ -107,8 +107,8 @@ def test_a_leader_whose_disk_hangs_has_another_node_take_over(
 
 @pytest.mark.long
 def test_a_follower_whose_disk_hangs_is_not_elected(server: NatsServer, tmp_path: Path) -> None:
-    """It is in sync for a while yet, has all records, and comes first of those that have. It could
-    not begin to lead."""
+    """It stays in sync for a while, has all records, and is the first candidate. But it could not
+    begin to lead."""
     with nodes(server, tmp_path, "b") as (cluster, disk):
         publisher = started(server, in_flight=1)
         disk.stall(LOG_ALONE)

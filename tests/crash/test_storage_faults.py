@@ -1,4 +1,5 @@
-"""A disk that fails under the real daemon: clear refusals, then it goes on, and no ack was a lie.
+"""A failing disk under the real daemon: it refuses messages with a clear error, then continues, and
+no ack was false.
 
 Each fault is injected below the daemon, in the forgetful file system, so that a power cut
 afterwards shows what had really reached the disk. A failed fsync drops the dirty pages there, as
@@ -114,7 +115,7 @@ def test_the_disk_fails_and_recovers(durability: str, server: NatsServer, tmp_pa
 
 
 def lost_by(daemon: Daemon) -> list[range]:
-    """What the daemon says it lost."""
+    """Return the ranges that the daemon reports as lost."""
     return [
         range(one["first_offset"], one["next_offset"]) for one in describe(daemon, "in").quarantined
     ]
@@ -126,7 +127,7 @@ def everything_is_committed(daemon: Daemon) -> bool:
 
 
 def test_a_disk_that_fills_up_under_load(server: NatsServer, tmp_path: Path) -> None:
-    """Short writes at the border, refusals, room again, and a power cut at the end."""
+    """Short writes at the limit, refusals, space again, and a power cut at the end."""
     with losefs(tmp_path / "disk") as disk:
         disk.limit(2_000_000)
         machine = Machine(server, disk, settings("fsync"))
@@ -153,7 +154,7 @@ def test_a_disk_that_fills_up_under_load(server: NatsServer, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("durability", modes("interval", "fsync", "os"))
 def test_too_many_open_files(durability: str, server: NatsServer) -> None:
-    """Not one more file may be opened: appends go on or are refused, none is lost."""
+    """No more file can be opened. Appends continue or are refused, and no acked message is lost."""
     with Daemon(server.url, settings(durability)) as daemon:
         publisher = AckedPublisher(server.port, f"fault.{durability}.x", in_flight=30, pad=200)
         ledger = Ledger([publisher])
@@ -180,9 +181,11 @@ def test_too_many_open_files(durability: str, server: NatsServer) -> None:
 
 
 def next_file(daemon: Daemon) -> int:
-    """The lowest number that a file could get: with this for a limit, none can be opened.
+    """Return the lowest number that a new file would get. With this number as the limit, no file
+    can be opened.
 
-    Looked at many times, since some are taken for a moment only, by a manifest that is written.
+    Reads it many times, because a manifest that is being written uses some numbers only for a
+    moment.
     """
 
     def free() -> int:
@@ -193,7 +196,8 @@ def next_file(daemon: Daemon) -> int:
 
 
 def test_a_read_only_disk_at_the_start(server: NatsServer, tmp_path: Path) -> None:
-    """What cannot be written to is not served half; with room to write it comes back whole."""
+    """A stream that cannot be written is not served in part. When the disk can be written, it
+    returns completely."""
     with losefs(tmp_path / "disk") as disk:
         machine = Machine(server, disk, settings("fsync"))
         daemon = machine.daemon.start()

@@ -32,12 +32,12 @@ STREAMS = {STREAM: {"subject": "in.>", "replicas": 3, "min_isr": 2}}
 STORE = {"store": "nats", "session": "15s", "lag_max": "2s", "balance_interval": "1h"}
 NATS = {"jetstream": True, "sync_always": True, "ping_interval": "2s", "ping_max": 2}
 CUT_SECONDS = 30.0
-"""Twice as long as a session."""
+"""Twice the length of a session, in seconds."""
 PAUSE_SECONDS = 12.0
-"""Acks pause when a follower is killed: for a second, or for longer if the server that is cut off
-led the bucket, since NATS has to elect first."""
+"""Seconds for which acks may pause when a follower is killed. The pause is longer if the
+disconnected server led the bucket, because NATS must elect first."""
 HEALED_SECONDS = 20.0
-"""So soon after all reach the store again, those at every server are acked."""
+"""Seconds after the repair within which publishers at every server get acks."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,8 @@ def servers(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def cut_off(network: Network, nodes: list[str]) -> None:
-    """The server of each is reached by its node, and not by the other servers."""
+    """Disconnect the server of each of these nodes from the other servers. Its own node still
+    reaches it."""
     for node in nodes:
         for other in NODES:
             if other != node:
@@ -84,8 +85,8 @@ Choice = Callable[[str, list[str]], list[str]]
 def test_acks_go_on(
     who: Choice, kill: bool, network: Network, servers: NatsCluster, tmp_path: Path
 ) -> None:
-    """If a follower dies meanwhile, the leader has to reach the store to go on without it; the
-    other follower hears of that from the leader alone."""
+    """If a follower dies meanwhile, the leader must reach the store to continue without it. The
+    other follower gets this change only from the leader."""
     if kill and who is not a_follower:
         pytest.skip("nothing can take a follower out of the in-sync set")
     name = f"{who.__name__}-{kill}"

@@ -1,8 +1,8 @@
-"""Pages that the disk does not give, under the real daemon: damage like rot, in every file.
+"""Unreadable pages in the files of the real daemon: they count as damage, in every file.
 
-The forgetful file system answers as a disk with bad sectors does: a read that meets one is short,
-one that begins on it fails. Whatever file it is and whenever it is met: the records on the page are
-lost and told, no others are, no offset is given twice, and everything goes on.
+The forgetful file system answers like a disk with bad sectors: a read that reaches one is short,
+and a read that begins on one fails. For each file and each time of the read, only the records on
+the page are lost, they are reported, no offset is assigned twice, and the daemon continues.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StoredBatch(NamedTuple):
 
 
 def batches_in(path: Path) -> list[StoredBatch]:
-    """Those of a segment from its start on, as far as they are whole."""
+    """Return the complete batches of a segment, from its start on."""
     raw, position, found = path.read_bytes(), 0, []
     while position + HEADER_SIZE <= len(raw) and any(raw[position : position + 4]):
         try:
@@ -74,7 +74,7 @@ def batches_in(path: Path) -> list[StoredBatch]:
 
 
 def lose_pages(disk: LoseFsHandle, path: Path, *pages: int) -> set[int]:
-    """Returns the offsets of the batches on them."""
+    """Make pages unreadable. Returns the offsets of the batches on them."""
     batches = batches_in(path)
     assert max(pages) * PAGE < path.stat().st_size
     disk.lose_pages(path, *pages)
@@ -95,7 +95,7 @@ def listed(stream: Path) -> list[Path]:
 
 
 class BadDisk:
-    """Loses pages of files that can be done without, or that hold records, and keeps the books."""
+    """Makes pages of dispensable files, or of files with records, unreadable, and records which."""
 
     FILES: tuple[str, ...] = (
         "sealed", "active", "active", "index", "acked", "leases", "dedupe", "recovery-points",
@@ -110,7 +110,7 @@ class BadDisk:
         self._ill: set[Path] = set()
 
     def lose(self, kind: str) -> bool:
-        """A page of some file of that kind; whether there was one."""
+        """Make a page of a file of this kind unreadable. Returns True if there was one."""
         name = self.chance.choice(list(STREAMS))
         try:
             return self._lose(kind, name)
@@ -147,8 +147,8 @@ class BadDisk:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", modes("a", "b", "c"))
 def test_pages_are_lost_under_load(seed: str, server: NatsServer, tmp_path: Path) -> None:
-    """Met by readers, the cleaner and the scrubber while the daemon runs; by the start after a
-    stop, a kill and a power cut."""
+    """The pages are read by readers, the cleaner and the scrubber while the daemon runs, and by the
+    start after a stop, a kill and a power cut."""
     chance = random.Random(f"unreadable {seed}")
     fleet = Fleet(server.port, f"bad.{seed}")
     fleet.settings["cleaner"] |= {"scrub_interval": "1s"}
@@ -212,7 +212,7 @@ class Loaded(NamedTuple):
         return self.daemon.data_dir / "streams" / "in"
 
     def published(self, raw: RawNats, count: int = COUNT) -> None:
-        """A batch of 3 KB for each of them."""
+        """Publish each message as a batch of 3 KB."""
         for i in range(count):
             publish(raw, "in.x", b"%04d" % i + b"x" * 3000)
             publish(raw, "other.x", b"%04d" % i, Nats_Msg_Id=f"{i}")
@@ -220,7 +220,7 @@ class Loaded(NamedTuple):
 
 @pytest.fixture
 def loaded(server: NatsServer, tmp_path: Path) -> Iterator[Loaded]:
-    """Two streams of forty records; `in` has sealed segments."""
+    """Yield two streams of forty records. `in` has sealed segments."""
     with losefs(tmp_path / "disk") as disk:
         machine = Machine(server, disk, settings())
         one = Loaded(server.port, disk, machine, machine.daemon.start())
@@ -234,7 +234,7 @@ def loaded(server: NatsServer, tmp_path: Path) -> Iterator[Loaded]:
 
 
 def plain(daemon: Daemon, **more: object) -> tuple[list[int], list[range]]:
-    """One connection: the offsets read and the ranges told."""
+    """Read over one connection. Returns the offsets and the reported ranges."""
     told: list[CorruptRange] = []
     with connect_sync(daemon.pull_address, reconnect_for=0) as client:
         read = client.read("in", "earliest", "end", on_corrupt=told.append, **more)  # type: ignore[arg-type]
@@ -251,7 +251,7 @@ def selected(daemon: Daemon) -> tuple[list[int], list[range]]:
 def test_a_consumer_reads_around_a_page(
     read: Callable[[Daemon], tuple[list[int], list[range]]], segment: int, loaded: Loaded
 ) -> None:
-    """On one connection, which is never dropped."""
+    """On one connection, which stays open."""
     path, daemon = listed(loaded.stream)[segment], loaded.daemon
     batches = batches_in(path)
     gone = lose_pages(loaded.disk, path, 1, batches[-1].position // PAGE)
@@ -279,7 +279,7 @@ def test_one_record_over_http(loaded: Loaded) -> None:
 @pytest.mark.parametrize("way", ["power cut", "kill"])
 @pytest.mark.parametrize("where", [0.5, 1.0, 0.1] if rounds(0) else [0.5])
 def test_a_page_above_the_recovery_point(way: str, where: float, loaded: Loaded) -> None:
-    """Nothing behind the page is cut or lost, and no offset is acked twice."""
+    """No record after the page is cut or lost, and no offset is acked twice."""
     daemon = loaded.daemon
     if way == "kill":
         daemon.kill()
@@ -362,7 +362,7 @@ def test_a_manifest_that_cannot_be_read_concerns_its_stream_alone(loaded: Loaded
 
 
 def test_pages_of_the_checkpoints(server: NatsServer, tmp_path: Path) -> None:
-    """They cost the checkpoints on them; all the others stay."""
+    """Only the checkpoints on these pages are lost."""
     with losefs(tmp_path / "disk") as disk:
         machine = Machine(server, disk, settings())
         daemon = machine.daemon.start()
@@ -447,7 +447,8 @@ def test_repair_of_a_stream_whose_manifest_cannot_be_read(loaded: Loaded) -> Non
 
 @contextmanager
 def ext4_on(disk: LoseFsHandle, directory: Path) -> Iterator[tuple[Path, Path]]:
-    """(image, where it is mounted): ext4 on a loop device, the blocks of which can be lost."""
+    """Yield (image, mount point) of an ext4 on a loop device, whose blocks can be made
+    unreadable."""
     for program in ("mkfs.ext4", "filefrag"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -466,7 +467,7 @@ def ext4_on(disk: LoseFsHandle, directory: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def block_of(path: Path, page: int) -> int:
-    """Where a page of a file lies on its file system."""
+    """Return the place of a page of a file on its file system."""
     command = ["filefrag", "-v", "-b4096", str(path)]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     for line in said.splitlines():
@@ -477,7 +478,8 @@ def block_of(path: Path, page: int) -> int:
 
 
 def test_bad_blocks_of_ext4(server: NatsServer, tmp_path: Path) -> None:
-    """What Linux itself makes of an unreadable block, met by a reader and by the next start."""
+    """The behaviour of Linux itself for an unreadable block, for a reader and for the next
+    start."""
     with losefs(tmp_path / "disk") as disk, ext4_on(disk, tmp_path) as (image, mounted):
         directory = {"data_dir": str(mounted / "data")}
         daemon = Daemon(server.url, {**settings(), **directory}, directory=tmp_path)

@@ -45,12 +45,13 @@ STREAMS = {
 }
 RATE = 200.0
 LONGER_THAN_OLD_TRAILS = 20
-"""Versions: records of older nodes may name only 16 before them, today's name 64."""
+"""Number of versions: records of older nodes may name only 16 earlier versions, those of present
+nodes 64."""
 
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages as they were at that commit."""
+    """Return the packages at this commit."""
     done = subprocess.run(
         ["git", "-C", str(REPOSITORY), "archive", OLDER, *PACKAGES],
         capture_output=True,
@@ -66,7 +67,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["file", "nats"])
 def cluster(request: pytest.FixtureRequest, older: Path) -> Iterator[Cluster]:
-    """Of the older version, not yet started."""
+    """Yield a cluster of the older version, not yet started."""
     settings = {"balance_interval": "2s"}
     if request.param == "file":
         with NatsServer() as server:
@@ -87,7 +88,7 @@ def of_version(tree: Path, cluster: Cluster) -> Cluster:
 
 
 def make_bucket(cluster: Cluster, tree: Path) -> None:
-    """By that version: its nodes and newer ones find what it has made."""
+    """Create the bucket by this version. Nodes of both versions use it."""
     config = cluster.directory / "init.yaml"
     config.write_text(yaml.safe_dump(cluster.nodes["a"].settings))
     done = subprocess.run(
@@ -112,7 +113,7 @@ def acked(loads: list[EveryWay], more: int = 100) -> None:
 
 
 def lead(cluster: Cluster, node: str) -> None:
-    """What one version commits the other one follows."""
+    """Let a node lead. The other version follows the records that this version commits."""
 
     def leads() -> bool:
         with suppress(LiftlogError), connect_sync(cluster.nodes[node].pull_address) as client:
@@ -123,7 +124,7 @@ def lead(cluster: Cluster, node: str) -> None:
 
 
 def lengthen_trail(cluster: Cluster) -> None:
-    """The record of the stream names more earlier versions than an older node would write."""
+    """Let the record of the stream name more earlier versions than an older node would write."""
     wanted = cluster.stream("in").leader_epoch + LONGER_THAN_OLD_TRAILS
     while cluster.stream("in").leader_epoch < wanted:
         for node in cluster.up():
@@ -193,7 +194,7 @@ def worked(cluster: Cluster, node: str, count: int) -> list[int]:
 
 @pytest.mark.parametrize("cluster", ["file"], indirect=True)
 def test_consumers_with_acks_need_all_nodes_of_this_version(cluster: Cluster, older: Path) -> None:
-    """Later an older node leaves the in-sync set, so that it is not elected without the states."""
+    """Later, an older node leaves the in-sync set, so that it is not elected without the states."""
     with cluster:
         cluster.wait_all_in_sync()
         for node in ("a", "b"):

@@ -66,11 +66,11 @@ class Campaign:
 
 
 def nothing_else(campaign: Campaign, node: str) -> None:
-    """The clock alone is wrong."""
+    """Only the clock is wrong."""
 
 
 def is_killed(campaign: Campaign, node: str) -> None:
-    """The next process knows nothing but the stamps."""
+    """The next process has only the timestamps."""
     campaign.cluster.kill(node)
     campaign.cluster.start(node)
 
@@ -101,7 +101,7 @@ FAULTS: list[Callable[[Campaign, str], None]] = [
 
 
 def run_round(campaign: Campaign, number: int) -> None:
-    """One node's clock is wrong for a while; the node leads the replicated streams meanwhile."""
+    """One node's clock is wrong for a while, during which the node leads the replicated streams."""
     cluster, chance = campaign.cluster, campaign.chance
     node, ahead = chance.choice(NODES), chance.choice(JUMPS)
     fault = FAULTS[number] if number < len(FAULTS) else chance.choice(FAULTS)
@@ -155,6 +155,7 @@ def test_no_wrong_clock_deletes_or_doubles_a_record(server: NatsServer, tmp_path
 
 
 def is_empty(cluster: Cluster, stream: str) -> bool:
-    """Retention has deleted each record. The files stay for as long as ids are remembered."""
+    """Return True if retention has deleted each record. The files stay while message ids are
+    needed."""
     with connect_sync(cluster.nodes[cluster.leader(stream)].pull_address) as client:
         return client.describe_stream(stream).record_count == 0

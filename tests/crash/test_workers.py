@@ -1,5 +1,5 @@
 """Workers on one consumer while the daemon is killed and stopped, NATS goes away, and the machine
-loses its power; see `support/clients/worker_campaign.py` for what must never happen."""
+loses power. `support/clients/worker_campaign.py` lists the errors that must never occur."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ async def test_the_machine_loses_its_power(server: NatsServer, tmp_path: Path) -
 
 @pytest.mark.long
 async def test_jetstream_beside_it(tmp_path: Path) -> None:
-    """Kills a nats-server with JetStream in the same way. What it delivers again after confirmed
-    acks is printed: its state is written now and then, and not before the answer to an ack."""
+    """Kill a nats-server with JetStream in the same way. Prints the messages that it delivers again
+    after confirmed acks: it writes its state now and then, and not before the answer to an ack."""
     luck, oracle = chance_of("workers of jetstream"), Oracle()
     with NatsServer(tmp_path / "jetstream", jetstream=True) as real:
         client = await nats.connect(real.url)

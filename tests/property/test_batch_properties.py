@@ -1,4 +1,4 @@
-"""Whatever the columns hold, a batch gives it back; damage raises nothing but its own errors."""
+"""A batch returns the content of any columns, and damage raises only the documented errors."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_no_damage_raises_anything_but_its_own_errors(
             decode_batch(bad, verify=False).record_at(offset)
         except (CorruptBatch, UnsupportedFormat):
             pass
-    if len(bad) == len(good):  # what CRC-32C is sure to notice: one burst of at most 32 bits
+    if len(bad) == len(good):  # CRC-32C certainly detects one burst of at most 32 bits
         try:
             decode_batch(bad)
         except (CorruptBatch, UnsupportedFormat):

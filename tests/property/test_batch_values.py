@@ -1,4 +1,5 @@
-"""The short ways through a batch (equal items, one subject) give what the long way gives."""
+"""The fast paths through a batch (equal items, one subject) give the same result as the general
+path."""
 
 from __future__ import annotations
 

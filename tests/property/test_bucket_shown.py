@@ -1,5 +1,5 @@
-"""What is shown of a bucket, by a search of the whole log and by what is noted of it bit by bit:
-both are what a plain list says."""
+"""The visible records of a bucket, by a search of the whole log and by incremental notes: both
+equal the result of a plain list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHANGES = st.lists(
 
 
 class Model:
-    """The offsets that are shown of each subject."""
+    """The visible offsets of each subject."""
 
     def __init__(self, history: int) -> None:
         self.history = history

@@ -1,4 +1,4 @@
-"""The column codec says the same as the codec for rows, and forgets nothing on the way."""
+"""The column codec gives the same result as the codec for rows, and loses nothing."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def batch_of(
 
 
 def content(batch: RecordBatch) -> list[tuple[Any, ...]]:
-    """Everything that a reader can learn of each record."""
+    """Return everything that a reader gets of each record."""
     escaped = batch.escaped_subjects()
     subjects = [(name, name in escaped) for name in batch.subjects()]
     columns = (
@@ -105,7 +105,7 @@ def test_a_batch_comes_back_as_it_was(rows: list[Row], shape: dict[str, bool]) -
     assert content(copy) == content(batch)
     assert copy.header.max_timestamp_ns == header.max_timestamp_ns
     assert copy.next_offset == batch.next_offset
-    assert len(copy.raw) <= len(batch.raw)  # columns that say nothing are left out
+    assert len(copy.raw) <= len(batch.raw)  # columns without information are left out
 
 
 @settings(max_examples=examples(0.6))
@@ -122,7 +122,7 @@ def test_taking_leaves_the_chosen_records(
     assert content(copy) == expected
     assert (copy.header.base_offset, copy.next_offset) == (below, batch.next_offset)
     assert copy.header.max_timestamp_ns == max([row[1] for row in expected], default=0)
-    # Taken columns are columns like any others.
+    # Selected columns are ordinary columns.
     assert content(again(decode_columns(copy), below, batch.header.last_offset)) == expected
 
 

@@ -1,4 +1,4 @@
-"""Groups wait for followers while the next ones are written, and everything may fail in between."""
+"""Groups wait for followers while the next groups are written, and every operation may fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 200
 
 
 class Driver:
-    """Random steps against one stream, with a memory of what was promised to whom."""
+    """Makes random steps on one stream, and records the promises to publishers."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -36,11 +36,12 @@ class Driver:
         self.told: dict[int, list[object]] = {}
         self.own_ends: dict[int, int] = {}
         self.abandoned: set[bytes] = set()
-        """Payloads that were written when a lead ended: they may be anywhere, and get no answer."""
+        """Payloads that were written when a leadership ended. They may exist at any offset, and get
+        no answer."""
         self.exclusive: list[Any] = []
         self.refused_own: set[bytes] = set()
         self.wanted_too_much: list[Published] = []
-        """Published with a reply while there were too few copies."""
+        """Messages published with a reply while there were too few copies."""
         self.loop_errors: list[dict[str, Any]] = []
 
     # --- steps ---
@@ -146,13 +147,14 @@ class Driver:
             assert code_of(stream.messages[reply].answer) == NOT_LEADING.err_code
 
     async def lead_again(self) -> None:
-        """After another lead, or as the next one here: all that is in the log is committed."""
+        """Lead again, after another leader or as the next one: all records in the log are
+        committed."""
         stream = self.stream
         await stream.finish_jobs()
         assert not stream.host.sequencer.unanswered_messages
         self.abandoned |= {one.payload for one in stream.unanswered()}
         for one in stream.unanswered():
-            one.reply = b""  # an answer to it would meet no one
+            one.reply = b""  # nobody would receive an answer
             one.answer = {"abandoned": True}
         assert all(self.told.values()), "records of the daemon's own are told of when a lead ends"
         if stream.host.failure:
@@ -205,8 +207,8 @@ class Driver:
         assert stream.host.sequencer.next_offset >= stream.log.log_end_offset
 
     def check_records(self, found: dict[int, bytes]) -> None:
-        """Every ack says where its message is, and says so not before readers find it; what was
-        refused is not there."""
+        """Check that every ack names the offset of its message, and is not sent before readers find
+        the message. Refused messages are not stored."""
         offsets = {payload: offset for offset, payload in found.items()}
         assert len(offsets) == len(found), "nothing is stored twice"
         by_id: dict[str, set[int]] = {}
@@ -255,7 +257,7 @@ class Driver:
             assert stream.sends <= before + 1, "the write that was under way may be answered"
         else:
             await stream.settle()
-            if stream.gate.lead_ended:  # a sync had failed, and was not heard of yet
+            if stream.gate.lead_ended:  # a sync had failed, but this was not handled yet
                 await self.lead_again()
             assert stream.unanswered() == []
             assert stream.host.sequencer.pending_bytes == 0

@@ -75,7 +75,7 @@ def test_key_map_is_a_dict_for_as_long_as_memory_lasts(
             assert stopped is not None
             assert stopped not in model, "a key that is known needs no memory"
             assert model, "an empty map takes one"
-            # A sixteenth and a table's least size are what may be lost to growing.
+            # Growing may waste a sixteenth, and the minimum size of a table.
             assert key_map.memory_used_bytes + 40 + len(stopped) >= memory * 0.5
         offset += len(call)
         assert len(key_map) == len(model)
@@ -183,7 +183,7 @@ class Compaction(RuleBasedStateMachine):
         self._check_that_tombstones_go()
 
     def _check_that_tombstones_go(self) -> None:
-        """Not before their time, but not long after it either."""
+        """Check that tombstones are removed not before their time, but soon after it."""
         for piece in self.log.pieces:
             for row in piece.rows:
                 if not is_tombstone(row) or row.offset < self.log.log_start:
@@ -201,7 +201,7 @@ class Compaction(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def drop_the_oldest(self, data: st.DataObject) -> None:
-        """Retention: only readers behind it lose, and they know."""
+        """Apply retention. Only readers behind it lose records, and they get an error."""
         start = self.log.log_start
         highest = self.reader[0] if self.reader is not None else self.log.end
         self.log.log_start = data.draw(st.integers(start, min(start + 3, highest)))
@@ -225,7 +225,7 @@ class Compaction(RuleBasedStateMachine):
     @precondition(lambda self: self.reader is not None)
     @rule(count=st.integers(1, 5))
     def read_on(self, count: int) -> None:
-        """Under a lease [next, end): meanwhile everything else goes on."""
+        """Read under a lease [next, end), while all other operations continue."""
         assert self.reader is not None
         position, end, table = self.reader
         rows = [row for row in self.log.rows if position <= row.offset < end]
@@ -261,7 +261,7 @@ class Compaction(RuleBasedStateMachine):
             assert all(piece.base_offset <= row.offset < piece.next_offset for row in piece.rows)
 
     def teardown(self) -> None:
-        """Once all is quiet and time has passed, one record for each key and no tombstone."""
+        """At the end, after enough time, one record is left for each key, and no tombstone."""
         self.log.quarantined.clear()
         self.log.roll()
         for _ in range(3):

@@ -1,5 +1,5 @@
-"""The cursor of an ordered consumer beside a dict of what the log holds: records come, are deleted
-and compacted while it reads."""
+"""The cursor of an ordered consumer, compared with a dict of the log's content: records arrive, are
+deleted and compacted while it reads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROLLUP = b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n"
 
 @pytest.fixture(autouse=True, scope="module")
 def small_pieces() -> Iterator[None]:
-    """So that few records are many pieces."""
+    """Use small pieces, so that a few records make many pieces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE_BYTES", 300)
         patch.setattr(module, "MAX_ANSWER_BYTES", 300)
@@ -108,7 +108,7 @@ class CursorMachine(RuleBasedStateMachine):
         self.rows = dict(there)
 
     is_exact = True
-    """Whether nothing went away since the cursor began."""
+    """True if nothing was removed since the cursor began."""
 
     @precondition(lambda self: self.rows)
     @rule(share=st.floats(0, 0.99), count=st.integers(1, 5))
@@ -175,7 +175,7 @@ class CursorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cursor is not None)
     @rule(share=st.sampled_from([1.0, 1.0, 0.5, 0.0]))
     def read(self, share: float) -> None:
-        """And deliver a share of what came."""
+        """Read, and deliver a share of the records."""
         cursor = self.cursor
         assert cursor is not None
         found, caught_up = self.runner.run(cursor.read())

@@ -1,5 +1,5 @@
-"""A consumer with acks beside a dict of its messages: random schedules of pulls, acks, time,
-retention, updates, truncation and crashes."""
+"""A consumer with acks, compared with a dict of its messages: random schedules of pulls, acks,
+time, retention, updates, truncation and crashes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from liftlog.deliveries.settings import AckPolicy, Settings
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks() -> Iterator[None]:
-    """So that few messages are many blocks, and few acks are many."""
+    """Use small blocks, so that few messages make many blocks, and few acks are many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pending, "BLOCK_SIZE", 8)
         patch.setattr(pending, "MERGED_SIZE", 6)
@@ -53,8 +53,8 @@ def pull(world: DeliveryWorld, chance: Random) -> None:
 
 
 def acks(world: DeliveryWorld, chance: Random) -> None:
-    """Ack deliveries that workers know, older ones of the same messages, records of another stream,
-    and what was never delivered."""
+    """Make acks of known deliveries, of older deliveries of the same messages, of records of
+    another stream, and of messages that were never delivered."""
     if not world.known:
         return
     found = []

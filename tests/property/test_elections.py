@@ -1,7 +1,7 @@
-"""Who takes the lead, and when: in simulated time, with processes that die or hang, lines that are
-cut one way, and a store that is out of reach. Each rule is needed.
+"""Elections in simulated time, with processes that die or hang, lines that are cut in one
+direction, and a store that cannot be reached. Every rule is necessary.
 
-SIMULATE_RUNS makes it run longer. A failure names its seed; the same seed gives the same run.
+SIMULATE_RUNS makes the test longer. A failure names its seed; the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
 
 
 def one_fault(world: ElectionWorld, fault: Callable[[Node], None], name: str) -> None:
-    """All is well for a while, then this happens to the leader, and nothing else."""
+    """Run without faults for a while, and then cause only this fault of the leader."""
     world.run(SESSION + 5 + world.random.random() * 3)
     assert world.stats["elections"] == 0, "a leader was deposed for nothing"
     leader = world.nodes[world.record.leader or ""]
@@ -55,7 +55,7 @@ def test_of_two_nodes_the_one_that_is_left_waits_for_the_end_of_the_session() ->
 
 
 def test_a_leader_that_no_one_hears_goes_on_until_its_session_ends() -> None:
-    """The others depose it before, if they hear each other; it learns of that or stops."""
+    """The others depose it earlier if they reach each other. It receives this or stops."""
     for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
         world = ElectionWorld(seed)
 
@@ -85,7 +85,7 @@ def test_a_store_that_is_out_of_reach_stops_and_deposes_no_one() -> None:
 
 
 def sleeps(world: ElectionWorld) -> None:
-    """All is well for a while, then the machine of all nodes sleeps, three times."""
+    """Run without faults for a while, and then suspend the machine of all nodes three times."""
     world.run(SESSION + 3)
     for _ in range(3):
         world.calm_since = world.now
@@ -95,7 +95,7 @@ def sleeps(world: ElectionWorld) -> None:
 
 @pytest.mark.parametrize("replicas", [2, 3, 5])
 def test_a_machine_that_slept_deposes_no_one(replicas: int) -> None:
-    """Its processes do not wake at the same moment."""
+    """Its processes do not continue at the same moment."""
     for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
         world = ElectionWorld(seed, replicas=replicas)
         sleeps(world)
@@ -104,8 +104,8 @@ def test_a_machine_that_slept_deposes_no_one(replicas: int) -> None:
 
 
 def lines_break_in_turn(world: ElectionWorld) -> None:
-    """Of five nodes, two do not hear the leader at any time: e, first with b, which then e does not
-    hear any more, and then with c."""
+    """Of five nodes, two do not receive the leader's data at any time: e, first together with b,
+    which e then does not reach either, and then together with c."""
     world.run(SESSION + 3)
     for cuts in ({("a", "e"), ("a", "b")}, {("a", "e"), ("b", "e")}):
         world.cuts, world.calm_since = cuts, world.now
@@ -124,7 +124,7 @@ def test_what_a_node_said_before_does_not_count() -> None:
 
 @pytest.mark.parametrize("replicas", [2, 3, 5])
 def test_a_leader_without_nats_hands_over(replicas: int) -> None:
-    """It loses nothing else; the next one has NATS, and the one after that, too."""
+    """It has no other fault. The next leader has NATS, and the one after it, too."""
     for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
         world = ElectionWorld(seed, replicas=replicas)
         one_fault(world, world.detach, "")
@@ -148,7 +148,7 @@ def test_without_nats_anywhere_no_one_takes_over() -> None:
 
 
 def leader_dies_while(world: ElectionWorld, other: str) -> None:
-    """The next one in turn stops, or has no NATS: it is passed over, and not waited for."""
+    """The next candidate stops or has no NATS. It is skipped, and not waited for."""
     world.run(SESSION + 5)
     second = world.nodes["b"]
     second.attached = other != "has no NATS"
@@ -178,7 +178,7 @@ def test_without_nats_anywhere_one_is_elected_all_the_same() -> None:
 
 @pytest.mark.parametrize("acks_wait", [False, True])
 def test_a_leader_without_the_store_hands_over_when_a_stream_waits_for_it(acks_wait: bool) -> None:
-    """While its ISR is whole, nothing is to be changed in the store, and it goes on."""
+    """While its ISR is complete, nothing must change in the store, and it continues."""
     for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
         world = ElectionWorld(seed)
 
@@ -234,7 +234,7 @@ class AbsencesCountAtOnce(Elections):
 
 
 class ElectedWithoutSession(Elections):
-    """Elects itself whether it has a session or not."""
+    """Elects itself with or without a session."""
 
     def decide(self, *args: object) -> object:  # type: ignore[override]
         deadline, self._deadline = self._deadline, 1e9

@@ -52,7 +52,7 @@ def test_no_bytes_raise(data: bytes) -> None:
 def test_no_body_raises(body: bytes) -> None:
     found = decode(b"\xb9\x0e\x4c\x4c\x01\x00\x08\x00" + body)
     if found is not None:
-        # Whatever was accepted can be said again.
+        # Everything that was accepted can be encoded again.
         again = encode(
             found.value,
             key=found.key,
@@ -131,7 +131,7 @@ ODD_MAPS = st.lists(st.tuples(st.sampled_from([*"kvhacpie", "x"]), ODD_VALUES), 
 def test_a_small_body_is_decoded_as_any_other(
     pairs: list[tuple[str, Any]], declared: int, rest: bytes
 ) -> None:
-    """Whatever is in it: equal keys, a wrong count, values of other types, trailing bytes."""
+    """With any content: equal keys, a wrong count, values of other types, trailing bytes."""
     declared = len(pairs) if declared > len(pairs) else declared
     items = b"".join(msgpack.packb(key) + msgpack.packb(value) for key, value in pairs)
     body = bytes([0x80 | declared]) + items + rest

@@ -1,7 +1,7 @@
 """A log with erased records beside a plain dict, through every reader, after every step.
 
-None shows an erased record, none hides another. The steps: append, roll, erase, compact, rewrite,
-make sketches and subject indexes, retention, stop, kill.
+No reader shows an erased record or hides another one. The steps: append, roll, erase, compact,
+rewrite, make sketches and subject indexes, retention, stop, kill.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class World:
-    """A log in a directory, and what its readers must show."""
+    """A log in a directory, and the records that its readers must show."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -185,7 +185,7 @@ class World:
                 assert newest[one.key] > offset or one.is_tombstone, "another record was dropped"
 
     def _stored(self) -> set[int]:
-        """The offsets of the records whose bytes are there, by the files alone."""
+        """Return the offsets of the records whose bytes exist, according to the files alone."""
         found: set[int] = set()
         for segment in self.log.segments:
             raw = segment.path.read_bytes()[: segment.size_bytes]
@@ -194,7 +194,7 @@ class World:
         return found
 
     def rewrite(self) -> None:
-        """As for a removal: of one sealed segment."""
+        """Rewrite one sealed segment, as for a removal."""
         log = self.log
         sealed = [one for one in log.segments if one.sealed and one.size_bytes]
         if not sealed:
@@ -345,7 +345,7 @@ class World:
                 assert all(_row(one) == self.rows[o] for o, one in found.items())
 
     def _check_all_slots(self, some: Any) -> None:
-        """The members of a group together get every record once."""
+        """Check that the members of a group together get every record once."""
         log, found = self.log, set(some)
         others = [slot for slot in range(SLOTS) if slot not in (1, 5, 11)]
         selection = parse_selection(slots=others, slot_count=SLOTS)
@@ -437,7 +437,8 @@ def test_every_reader_shows_what_is_left(tmp_path: Path, seed: int) -> None:
 def test_a_batch_is_written_as_before_if_nothing_of_it_is_erased(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Zero copy up to the first batch with an erased record; then whole batches as stored."""
+    """No copy up to the first batch with an erased record; then whole batches as they are
+    stored."""
     monkeypatch.setattr(slices, "CLEAN_BYTES", 1 << 20)
     world = World(tmp_path, 1)
     for _ in range(40):

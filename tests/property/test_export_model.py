@@ -1,6 +1,6 @@
-"""Exports of random histories against a model of them: messages, compaction, retention, damage,
-crashes, and runs of all kinds. After every run every row of its table is compared with what was
-sent."""
+"""Exports of random histories, compared with a model: messages, compaction, retention, damage,
+crashes, and runs of all kinds. After every run, every row of its table is compared with the sent
+messages."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExportedStream
 
 
 class Model:
-    """Every message that was sent, where the log begins, and which batches are damaged."""
+    """Every sent message, the log start, and the damaged batches."""
 
     def __init__(self) -> None:
         self.sent: list[Row] = []
@@ -108,7 +108,7 @@ class Model:
             self.sent.append((self.end, key, one.value))
 
     def compacted(self, end: int) -> list[Row]:
-        """Of what was sent before `end`, what a compacted table would be without damage."""
+        """Return the rows of a compacted table without damage, for the messages before `end`."""
         sent = self.sent[: end - 1]
         newest = {key: offset for offset, key, _ in sent}
         return [
@@ -162,8 +162,8 @@ class History:
             self.model.damaged.update(lost)
 
     def run(self, export: Export, stop_before: int | None = None, **asked: Any) -> None:
-        """A run, perhaps after one that the machine stopped at, with as many permissions as it
-        needs."""
+        """Make a run with the necessary permissions, sometimes after a run during which the machine
+        stopped."""
         permitted: dict[str, bool] = {}
         was = newest(export.to)
         while True:
@@ -190,7 +190,7 @@ class History:
     def permission(
         self, export: Export, refused: LiftlogError, before: list[Row], asked: dict[str, Any]
     ) -> str:
-        """What such a run needs, if it was right to refuse."""
+        """Return the permission that such a run needs, and check that the refusal was right."""
         if isinstance(refused, Conflict):
             assert "--full would remove rows" in refused.message
             assert self.may_lose(before, asked), refused.message
@@ -214,7 +214,8 @@ class History:
         )
 
     def check(self, export: Export, summary: Summary) -> None:
-        """The table against what was sent, in the light of what it says is missing."""
+        """Compare the table with the sent messages, except for the records that it reports as
+        missing."""
         model, snapshot, rows = self.model, newest(export.to), rows_of(export)
         assert snapshot is not None
         end = snapshot.to_offset
@@ -240,7 +241,7 @@ class History:
             assert (rows, doubted) == (truth, set())
 
     def readable(self) -> list[Row]:
-        """What the stream still has, as a client reads it."""
+        """Return the records that a client can still read."""
         with connect_sync(f"tcp://{self.streams.server}") as client:
             found = client.read(self.name, until="end", on_corrupt="skip")
             return [(record.offset, record.key, record.value) for record in found]

@@ -1,4 +1,4 @@
-"""The frame reader under arbitrary bytes and arbitrary cuts."""
+"""The frame reader with arbitrary bytes, cut at arbitrary places."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(data: bytes, cuts: list[int], buffer_bytes: int) -> list[Any]:
 
 
 def survive(data: bytes, cuts: list[int]) -> None:
-    """Any other exception is a failure of the test."""
+    """Read. Any other exception is a failure of the test."""
     with contextlib.suppress(BadRequest, LimitExceeded):
         run(data, cuts, 64)
 
@@ -90,7 +90,7 @@ values = st.recursive(
 
 
 def shape(value: Any) -> tuple[int, int]:
-    """Depth, and how many values its maps and arrays hold."""
+    """Return the depth, and the number of values in its maps and arrays."""
     if isinstance(value, dict):
         inner, count = list(value.values()), 2 * len(value)
     elif isinstance(value, list):
@@ -102,7 +102,8 @@ def shape(value: Any) -> tuple[int, int]:
 
 
 def judged(data: bytes, max_values: int) -> Any:
-    """By the decoder alone, which is slow or costs memory, and looks at its limits last."""
+    """Decode only with the decoder, which is slow or uses much memory, and checks its limits
+    last."""
     try:
         found = msgpack.unpackb(data, strict_map_key=True, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException):

@@ -1,4 +1,4 @@
-"""Consumer groups under a random scheduler: the rules hold, and each of them is needed.
+"""Consumer groups under a random scheduler: all rules hold, and each rule is necessary.
 
 `make simulate-groups` runs more of the same: SIMULATE_RUNS rounds, each with about 35 starts,
 stops, kills, hangs and new coordinators. A failure names its seed; the same seed gives the same
@@ -33,7 +33,7 @@ CALM = Faults(*[0] * 11)
 
 
 class Hurried(Coordinator):
-    """Judges one or two requests at once."""
+    """Handles only one or two requests at once."""
 
     most_work = 100
 
@@ -93,7 +93,8 @@ def test_another_coordinator_changes_no_assignment() -> None:
 
 
 def tenures(*members: Any) -> dict[int, int]:
-    """The generation since which they own each of their slots, as they know it."""
+    """Return the generation since which the members own each of their slots, according to
+    themselves."""
     return {slot: since for one in members for slot, since in one.member._since.items()}
 
 
@@ -135,7 +136,7 @@ def test_a_member_that_leaves_hands_over_at_once() -> None:
 
 class AnyoneCommits(Coordinator):
     def _check_owner(self, state: GroupState, asked: Commit) -> None:
-        """Whoever owns the slot now."""
+        """Accept commits of a slot by any member."""
 
 
 class OffsetsGoBack(Coordinator):
@@ -146,7 +147,7 @@ class OffsetsGoBack(Coordinator):
 
 
 class OldBeatsRelease(Coordinator):
-    """A beat that was written before the slot was assigned gives it up."""
+    """A heartbeat that was written before the assignment of a slot releases the slot."""
 
     def _beat(self, state: GroupState, asked: Beat) -> GroupState:
         owned = set(state.owned_by(asked.member))
@@ -154,7 +155,7 @@ class OldBeatsRelease(Coordinator):
 
 
 class MovesWithoutAsking(Coordinator):
-    """Takes slots from members that have too many, without waiting until they give them up."""
+    """Takes slots from members with too many slots, without waiting until they release them."""
 
     def begin(self, now: float) -> Flight:
         flight = super().begin(now)
@@ -177,7 +178,7 @@ class AnswersFirst(Coordinator):
 
 
 class SessionsEndAtOnce(Coordinator):
-    """A new coordinator gives no one time to be heard."""
+    """A new coordinator ends all sessions at once, so that no member can send a request in time."""
 
     def __init__(self, groups: dict[tuple[str, str], GroupState], now: float) -> None:
         super().__init__(groups, now)
@@ -193,14 +194,14 @@ class ShortSessions(Coordinator):
 
 
 class LostChangesCount(Coordinator):
-    """What could not be stored is taken for stored."""
+    """Changes that could not be stored count as stored."""
 
     def landed(self, flight: Flight, error: LiftlogError | None, now: float) -> None:
         super().landed(flight, None, now)
 
 
 class NeverGivesBack(Coordinator):
-    """Members keep what they have, whoever joins."""
+    """Members keep their slots when others join."""
 
     def assignment(self, key: tuple[str, str], member: str) -> module.Assignment:
         found, state = super().assignment(key, member), self.groups[key]
@@ -223,14 +224,14 @@ class ForgetsToWake(Coordinator):
 
 
 class ReturnsWithoutSession(GroupMember):
-    """Goes on until it is told that it is no member any more."""
+    """Returns records until it is told that it is no longer a member."""
 
     def may_return(self, now: float) -> bool:
         return self.joined > 0
 
 
 class SessionFromTheAnswer(GroupMember):
-    """Its session counts from the answer, not from when it sent the request."""
+    """Its session begins with the answer, and not with the time at which it sent the request."""
 
     def heard(self, sent: float) -> None:
         super().heard(sent + 3.0)
@@ -244,7 +245,7 @@ class GivesUpBeforeTheCommit(GroupMember):
 
 
 class GivesUpWhatIsInHand(GroupMember):
-    """The record that the caller works on counts as processed."""
+    """The record that the caller processes counts as processed."""
 
     def _leave(self, slot: int) -> None:
         super()._leave(slot)
@@ -283,7 +284,7 @@ class ReadsOnWhatIsRevoked(GroupMember):
 
 
 class JoinsTheLaneOfTheOthers(GroupMember):
-    """Continues with a new slot where it is with the others."""
+    """Continues with a new slot at the offset of the other slots."""
 
     def told(self, joined: int, generation: int, slots: object, sent: float) -> object:  # type: ignore[override]
         answer = super().told(joined, generation, slots, sent)  # type: ignore[arg-type]
@@ -294,7 +295,7 @@ class JoinsTheLaneOfTheOthers(GroupMember):
 
 
 class BeginsBelowItsOffset(GroupMember):
-    """Reads from where the lane begins, not from the offset of each slot."""
+    """Reads from the beginning of the lane, and not from the offset of each slot."""
 
     def told(self, joined: int, generation: int, slots: object, sent: float) -> object:  # type: ignore[override]
         answer = super().told(joined, generation, slots, sent)  # type: ignore[arg-type]
@@ -311,7 +312,7 @@ class MergesUnequalLanes(GroupMember):
 
 
 def from_scratch(state: GroupState, before: GroupState | None) -> GroupState:
-    """Every change of members assigns all slots anew."""
+    """Every change of members assigns all slots again."""
     if before is not None and state.members.keys() != before.members.keys():
         state = replace(state, owners=(FREE,) * state.slots)
     return settled(state, before)
@@ -344,7 +345,7 @@ BROKEN: list[type[Coordinator] | type[GroupMember] | Callable[..., GroupState]] 
     *(BeginsBelowItsOffset, MergesUnequalLanes, from_scratch),
 ]
 FOUND_AT = {"ReturnsWithoutSession": 5, "SessionFromTheAnswer": 16, "TakesBackWhatItGaveUp": 64}
-"""The first seed that shows it, where looking for that takes long."""
+"""The first seed that shows the defect, if the search takes long."""
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda one: one.__name__)

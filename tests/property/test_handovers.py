@@ -1,7 +1,7 @@
-"""The lead of a stream moves while publishers go on: in simulated time, on NATS servers that learn
-of subscriptions late, with steps that fail. Each rule is needed.
+"""The leadership of a stream moves while publishers continue: in simulated time, on NATS servers
+that receive subscriptions late, with steps that fail. Every rule is necessary.
 
-SIMULATE_RUNS makes it run longer. A failure names its seed; the same seed gives the same run.
+SIMULATE_RUNS makes the test longer. A failure names its seed; the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ RUNS = int(os.environ.get("SIMULATE_RUNS") or fewer(10))
 FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
 TROUBLED = Trouble(failing=0.1, unanswered=0.15, late_change=0.3, death=0.3)
 UNDONE = Trouble(unanswered=0.1, late_change=1.0)
-"""The change is applied after the giver has given up, and often before the taker hears of it."""
+"""The change is applied after the giver has ended the handover, and often before the taker receives
+it."""
 
 
 def run(seed: int, **more: Any) -> HandoverWorld:
@@ -55,7 +56,7 @@ def test_whatever_fails_a_loss_is_reported_and_nothing_is_doubled(is_shared: boo
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_taker_that_is_asked_to_stop_loses_and_refuses_nothing(is_shared: bool) -> None:
-    """At any step: either it declines, and may go, or it goes through with it."""
+    """At any step, it either declines and may stop, or completes the handover."""
     ends = set()
     for step in tuple(Step)[:-1]:
         for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
@@ -84,7 +85,7 @@ def without(step: Step) -> type[Giver]:
 
 
 class NotesLate(Giver):
-    """Begins to note when the taker has answered."""
+    """Begins to record when the taker has answered."""
 
     @property
     def is_noting(self) -> bool:
@@ -92,7 +93,7 @@ class NotesLate(Giver):
 
 
 class NotesTooShort(Giver):
-    """Ends with UNSUBSCRIBE, not with its confirmation."""
+    """Stops recording at UNSUBSCRIBE, and not at its confirmation."""
 
     @property
     def is_noting(self) -> bool:
@@ -143,21 +144,21 @@ class TakesWithoutBeingTold(Taker[Message]):
 
 
 class TakesWhatWasStored(Taker[Message]):
-    """Although the giver went on."""
+    """Takes over although the giver has continued."""
 
     def take(self, log_end: int, now: float) -> list[tuple[Message, Sequence[int]]] | None:
         return super().take(self._end, now)
 
 
 class GoesAtOnce(Taker[Message]):
-    """A node that stops and leads nothing at that moment."""
+    """A stopping node that leads nothing at this moment."""
 
     def is_needed(self, now: float) -> bool:
         return False
 
 
 class DeclinesAnyStep(Taker[Message]):
-    """When it stops, although the giver does not receive any more."""
+    """Declines while it stops, although the giver no longer receives messages."""
 
     def subscribes(self) -> None:
         pass
@@ -193,7 +194,7 @@ RARE = {
     "a taker that was not told takes": 21,
     "a giver that went on does not matter": 30,
 }
-"""A seed that finds it, where to begin."""
+"""A seed that finds the defect, where the search begins."""
 
 
 @pytest.mark.parametrize("name", BROKEN)

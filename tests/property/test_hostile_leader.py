@@ -1,5 +1,5 @@
-"""A follower whose leader answers anything: frames of the right form with wrong values, and bodies
-that are cut, changed, or of other offsets. What is committed here stays, and nothing breaks."""
+"""A follower whose leader sends any answers: well-formed frames with wrong values, and bodies that
+are cut, changed, or of other offsets. Committed records stay, and the follower does not fail."""
 
 from __future__ import annotations
 
@@ -123,13 +123,13 @@ async def _follow(told: list[tuple[dict[str, Any], str, int]]) -> None:
 
 
 async def _catch_up(stream: FollowedStream, link: Link, leader: Log) -> None:
-    """With right answers it gets everything, or says why it must not."""
+    """With right answers it gets everything, or reports why it must not."""
     log, host = stream.host.log, stream.host
     for _ in range(50):
         if log.log_end_offset >= leader.log_end_offset or host.failure:
             return
         if stream.follower.waits_for_version > stream.follower.record.version:
-            return  # the leader has spoken of a record that does not exist
+            return  # the leader has named a record that does not exist
         assert link.asked is not None, "it waits for nothing"
         (asked, exchange), link.asked = link.asked, None
         body = body_of(leader, asked.offset, "right", 0)

@@ -30,7 +30,7 @@ from liftlog.sequencing.refusals import STORE_FAILED
 from liftlog.sequencing.subject_sequences import SubjectSequences
 
 EXAMPLES = settings.default.max_examples
-"""As many as the profile asks for: 15 in `make test`, 50 in CI, many more in `make fuzz`."""
+"""The number in the profile: 15 in `make test`, 50 in CI, many more in `make fuzz`."""
 T0 = 10**15
 WINDOW_NS = 10_000
 MAX_MESSAGE_BYTES = 6_000
@@ -157,7 +157,7 @@ WORDS = st.sampled_from(["a", "b", "c", " "])
 
 @st.composite
 def alike_runs(draw: st.DrawFn) -> list[tuple[bytes, bytes, bytes, bytes]]:
-    """Envelopes as one publisher sends them, and others between them."""
+    """Return envelopes as one publisher sends them, with others between them."""
     names = draw(st.sets(st.sampled_from(["key", "correlation_id", "message_id", "inbox"])))
     is_theirs, policy = draw(st.booleans()), draw(st.sampled_from(["leader", "none"]))
     run = []
@@ -198,7 +198,7 @@ STEPS = st.lists(
 
 @pytest.fixture(autouse=True, scope="module")
 def few_are_enough() -> Iterator[None]:
-    """Runs that are short enough for Hypothesis take the ways of long ones."""
+    """Let short runs take the paths of long runs, because Hypothesis needs short runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(same_shape, "MIN_ROWS", 1)
         yield
@@ -245,7 +245,7 @@ def commands_in(commands: bytes) -> list[bytes]:
 
 
 def answered_too_soon(commands: list[bytes]) -> list[bytes]:
-    """Offsets of which a duplicate is answered before the message that was stored there."""
+    """Return the offsets for which a duplicate is answered before the original message."""
     stored, doubled = {}, {}
     for place, command in enumerate(commands):
         if (
@@ -374,7 +374,7 @@ def test_header_columns_hold_what_each_block_says(blocks: list[bytes]) -> None:
 
 @st.composite
 def blocks_of_one_form(draw: st.DrawFn) -> list[bytes]:
-    """Of one length mostly, with other bytes here and there."""
+    """Return blocks, mostly of one length, with a few different bytes."""
     names = [b"Liftlog-Key", b"Nats-Msg-Id", b"Nats-TTL", b"X", b"Nats-Msg-Ie", b"traceparent"]
     lines = draw(st.lists(st.sampled_from(names), max_size=3))
     block = b"".join([b"NATS/1.0\r\n", *(line + b": abcd\r\n" for line in lines), b"\r\n"])
@@ -403,7 +403,7 @@ NAMES = st.tuples(
     st.sampled_from([b"", b"Nats-", b"Liftlog-"]),
     st.sampled_from([b"Msg-Id", b"Key", b"X"]),
 ).map(b"".join)
-"""Names made of the pieces that the expression looks for."""
+"""Names made of pieces for which the expression searches."""
 LINES_OF_PIECES = st.tuples(NAMES, st.sampled_from([b": a", b": a", b":b ", b":", b""]))
 BLOCKS_OF_PIECES = st.lists(LINES_OF_PIECES.map(b"".join), max_size=5).map(
     lambda lines: b"NATS/1.0\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
@@ -413,7 +413,7 @@ BLOCKS_OF_PIECES = st.lists(LINES_OF_PIECES.map(b"".join), max_size=5).map(
 @settings(max_examples=4 * EXAMPLES)
 @given(blocks=st.lists(BLOCKS_OF_PIECES, min_size=1, max_size=6), copies=st.sampled_from([1, 60]))
 def test_names_that_resemble_each_other(blocks: list[bytes], copies: int) -> None:
-    """Each row of the columns is odd or says what the block alone says."""
+    """Each row of the columns is odd, or has the same content as the block alone."""
     rows = blocks * copies
     found = header_columns(rows)
     nothing = [None] * len(rows)

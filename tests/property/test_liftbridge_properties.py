@@ -1,4 +1,5 @@
-"""Properties of Liftbridge's envelope: a round trip, and no input that is misread or raises."""
+"""Properties of Liftbridge's envelope: encoding and decoding give the same message, and no input is
+misread or raises an error."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ def test_every_single_bit_of_the_header_matters() -> None:
 
 
 def test_hostile_fields_cost_little() -> None:
-    """A megabyte of the smallest fields that there are."""
+    """A megabyte of the smallest possible fields."""
     for fields in (b"\x1a\x00", b"\x4a\x00", b"\x78\x00", b"\x4a\x06" + b"\x0a\x00" * 3):
         data = liftbridge.COOKIE + b"\x00\x08\x00\x00" + fields * (2**20 // len(fields))
         assert decode_publish(data) is None
@@ -155,7 +156,7 @@ def test_acks_together_are_what_each_is_alone(pairs: list[tuple[Ack, int]], time
 def test_what_is_decoded_at_once_is_what_is_decoded_by_field(
     publish: Publish, data: st.DataObject
 ) -> None:
-    """Also after damage, where both may find another message in it, or none."""
+    """Also after damage, after which both may find another message, or none."""
     body = bytearray(protobuf.encode(publish._replace(headers={}), liftbridge.PUBLISH))
     for _ in range(data.draw(st.integers(0, 2)) if body else 0):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))

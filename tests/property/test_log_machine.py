@@ -1,4 +1,5 @@
-"""The log beside a plain dict, through any order of operations, failures, stops and power cuts."""
+"""The log compared with a plain dict, during any order of operations, failures, stops and power
+cuts."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ keeps: st.SearchStrategy[Keep] = st.sampled_from(["none", "all", "last", "some",
 
 @pytest.fixture(autouse=True, scope="module")
 def small_pages() -> Iterator[None]:
-    """Several in each of the small segments."""
+    """Use small pages, so that a small segment has several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unreadable, "PAGE_BYTES", 256)
         patch.setattr(simfs, "PAGE", 256)
@@ -53,7 +54,7 @@ def small_pages() -> Iterator[None]:
 
 
 class LogMachine(LogModel):
-    """Rewriting, stops and power cuts among the rules of the model; and what always holds."""
+    """Adds rewriting, stops and power cuts to the rules of the model, and checks the invariants."""
 
     # --- rewriting ---
 
@@ -112,7 +113,7 @@ class LogMachine(LogModel):
         ending: str,
         kill_after: int,
     ) -> None:
-        """One rule, or it would be rare that a job that began also came to an end."""
+        """All steps are one rule, because otherwise few jobs would be completed."""
         if self.job is None:
             self._feed(feed)
             self.job = self._begin_a_job(kind, memory, expired, where)
@@ -151,7 +152,7 @@ class LogMachine(LogModel):
     @precondition(lambda self: self.log.segment_count > 1)
     @rule(where=fractions, batch=fractions, rot=st.booleans())
     def damage_is_found(self, where: float, batch: float, rot: bool) -> None:
-        """As by the scrubber or a reader: one batch of a sealed segment."""
+        """Damage is found in one batch of a sealed segment, as by the scrubber or a reader."""
         segment = self.log.segments[int(where * (self.log.segment_count - 1))]
         raw = self.fs.read(segment.path)[: segment.size_bytes]
         if segment.path.name in self.log.view.damaged_files or not raw:
@@ -178,7 +179,7 @@ class LogMachine(LogModel):
 
     @rule(where=fractions, page=fractions)
     def a_page_is_lost(self, where: float, page: float) -> None:
-        """A page of what is on the disk. Its next reader finds out."""
+        """A page on the disk becomes unreadable. Its next reader detects this."""
         log = self.log
         number = int(where * log.segment_count)
         segment = log.segments[number]
@@ -194,7 +195,7 @@ class LogMachine(LogModel):
             self._scrub_hidden(segment)
 
     def _scrub_hidden(self, segment: Segment) -> None:
-        """Readers do not look below the log start; the scrubber does."""
+        """Scrub below the log start, which readers do not read."""
         if segment.base_offset < self.log.log_start_offset:
             self.log.quarantine_damage(segment.base_offset, segment.next_offset)
 
@@ -216,7 +217,7 @@ class LogMachine(LogModel):
     def pages_are_lost_with_the_power(
         self, keep: Keep, seed: int, killed: bool, pages: list[float], where: float
     ) -> None:
-        """Above the recovery point too, and together with torn writes."""
+        """Pages are lost above the recovery point, too, and together with torn writes."""
         image = self.fs.power_cut("all" if killed else keep, seed)
         log, files = self.log, [path for path in image.files() if path.suffix == ".log"]
         active = log.segments[-1].path
@@ -374,7 +375,7 @@ class LogMachine(LogModel):
         self.start = log.log_start_offset
 
     def _settle_erasure(self, found: Rows) -> None:
-        """An erasure that failed or was interrupted has hidden all of its records or none."""
+        """Check that a failed or interrupted erasure has hidden all of its records or none."""
         start = self.log.log_start_offset
         for some in self.in_doubt:
             doubtful = {o for o in some & self.rows.keys() if o >= start}

@@ -1,5 +1,5 @@
-"""Searching a header block for a name must find what walking through its lines finds, and the
-headers by name must be what its lines decode to."""
+"""A search for a name in a header block finds the same as a walk through its lines, and the headers
+by name equal the decoded lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks on offsets, beside a set."""
+"""Marks on offsets, compared with a set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever the network loses: what a publisher reports is true, and order holds where asked."""
+"""Whatever the network loses, the reports of a publisher are true, and the requested order is
+kept."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """A leader's log and a follower's beside it, each on its own machine, over any order of appends,
 fetches, rolls, cleaning, retention, kills, power cuts and changes of the leader.
 
-The protocol around the logs is as small as it can be: one leader, elected from the in-sync set, and
-requests that are never lost. What is tested are the logs: whoever leads has all that was committed,
-no offset carries two records, and below the high watermark both hold the same state, whatever each
-of them has cleaned by itself.
+The protocol around the logs is minimal: one leader, elected from the in-sync set, and requests that
+are never lost. The tests are about the logs: each leader has all committed records, no offset has
+two records, and below the high watermark both logs have the same state, whatever each of them has
+cleaned.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @rule(group=groups)
     def a_sync_of_the_leader_fails(self, group: Group) -> None:
-        """It resigns: followers may hold what it gave up."""
+        """The leader resigns, because followers may have the records that it gave up."""
         self.append(group, 0, synced=False)
         self.leader.fs.faults = [Fault("fsync", path=".log")]
         try:
@@ -260,7 +260,8 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @rule(memory=st.sampled_from([1, 1 << 20]))
     def the_leader_forgets_the_follower(self, memory: int) -> None:
-        """It was not heard of for days: tombstones go that it never had."""
+        """It received no request for days, so tombstones are removed that the follower never
+        had."""
         if not self.in_sync:
             compact_once(
                 self.leader.log, self.leader.fs, policy=POLICY, now_ns=self.now + 2 * MINUTE_NS,
@@ -284,7 +285,7 @@ class ReplicaMachine(RuleBasedStateMachine):
     def the_follower_has_a_part_of_what_is_put_together(
         self, feed: list[Group], fetched: int, compacted: bool
     ) -> None:
-        """Or it would be rare that its end lies inside a batch of the leader."""
+        """Without this rule, the follower's end would rarely be inside of a batch of the leader."""
         self.in_sync = False
         for group in feed:
             self.append(group, 1, synced=True)
@@ -331,7 +332,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @rule(keep=keeps, seed=st.integers(0, 2**16))
     def all_machines_stop(self, keep: Keep, seed: int) -> None:
-        """Any one that was in sync may lead."""
+        """Any replica in sync may lead after that."""
         for node in self.nodes:
             report = node.restart(node.fs.power_cut(keep, seed), reboot=True)
             assert report.incomplete == ""
@@ -403,7 +404,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
 
 class DamagedReplicaMachine(ReplicaMachine):
-    """With rot in sealed segments of the leader: what it loses is a gap of all who copy it."""
+    """Damages sealed segments of the leader. Its lost records are a gap in all copies."""
 
     @rule(where=fractions, place=fractions)
     def rot(self, where: float, place: float) -> None:

@@ -34,7 +34,7 @@ CONSUMERS = [f"c{number}" for number in range(4)]
 
 
 class Log:
-    """What is committed, and what the leader has written and no one may have yet."""
+    """The committed records, and the records that the leader has written and nobody may get yet."""
 
     def __init__(self) -> None:
         self.committed: list[Change] = []
@@ -52,7 +52,7 @@ class Log:
 
 
 class Leader:
-    """Stands in for the host of `_offsets`; what waits for a commit is the real `OwnRecords`."""
+    """Replaces the host of `_offsets`. The real `OwnRecords` waits for commits."""
 
     failure = ""
 
@@ -92,7 +92,7 @@ class Leader:
             self._own.committed(self._done)
 
     def lose(self, survives: int) -> None:
-        """The next leader has the first `survives` of what was under way."""
+        """The next leader has the first `survives` of the flights that were not committed."""
         self.is_leading = False
         self.log.committed += self.log.tail[:survives]
         self.log.tail.clear()
@@ -100,8 +100,8 @@ class Leader:
 
 
 class Model:
-    """What the consumers know: per key the values that may be stored, from the newest that was
-    confirmed on."""
+    """The consumers' knowledge: for each key the values that may be stored, from the newest
+    confirmed one on."""
 
     def __init__(self) -> None:
         self.possible: dict[CheckpointKey, set[int]] = {(name, "s"): {0} for name in CONSUMERS}

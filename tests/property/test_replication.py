@@ -1,4 +1,4 @@
-"""Replication under a random scheduler: the rules hold, and each of them is needed.
+"""Replication under a random scheduler: all rules hold, and each rule is necessary.
 
 `make simulate` runs more of the same for longer: SIMULATE_RUNS runs of SIMULATE_STEPS steps in each
 setting, and a fifth of that on real logs. A failure names its seed; the same seed gives the same
@@ -24,7 +24,7 @@ from support.worlds.replica_world import Faults, Violation, World
 
 RUNS = int(os.environ.get("SIMULATE_RUNS", "30"))
 ENOUGH = RUNS if "SIMULATE_RUNS" in os.environ else fewer(RUNS)
-"""How many runs are enough, if all that is expected came up in them."""
+"""Number of runs after which a test may end if all expected events have occurred."""
 STEPS = int(os.environ.get("SIMULATE_STEPS", "2000"))
 FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
 
@@ -180,7 +180,7 @@ def test_nothing_acked_is_lost_and_no_offset_has_two_records(name: str) -> None:
 
 @pytest.mark.parametrize("compacted", [False, True], ids=["plain", "compacted"])
 def test_the_same_holds_on_real_logs(compacted: bool) -> None:
-    """With retention, small batches put together, and compaction, each node by itself."""
+    """With retention, joined small batches, and compaction, each node by itself."""
     faults = replace(STEADY, discards=0.5) if compacted else Faults()
     expected = {"committed", "leases", "failover", "crashes", "lost tails", "gaps", "truncations"}
     if compacted:

@@ -1,4 +1,4 @@
-"""Retention against a model that looks at single records."""
+"""Retention compared with a model that handles single records."""
 
 from dataclasses import dataclass, field
 
@@ -69,7 +69,7 @@ def exactly(
     end: int,
     held_from: int | None = None,
 ) -> RetentionDecision:
-    """As the daemon asks, which looks into segments with holes."""
+    """Decide like the daemon, which reads segments with holes."""
     return decide(
         segments,
         policy,
@@ -86,7 +86,7 @@ def offsets(segments: list[Segment]) -> list[int]:
 
 
 def model_start(segments: list[Segment], policy: RetentionPolicy, start: int) -> int:
-    """For logs without holes: drop records one segment or one record at a time."""
+    """For logs without holes: drop one segment or one record at a time."""
     best = start
     live = [segment for segment in segments if segment.next_offset > start]
     if policy.max_bytes is not None:
@@ -159,7 +159,7 @@ def test_with_holes_and_uncommitted_records(
 def test_like_the_model_with_holes(
     segments: list[Segment], policy: RetentionPolicy, data: st.DataObject
 ) -> None:
-    """All limits, alone and together; by count exactly those records stay that should."""
+    """All limits, alone and together. A limit by number keeps exactly the right records."""
     first, end = segments[0].base_offset, segments[-1].next_offset
     start = data.draw(st.integers(first, end))
     decision = exactly(segments, policy, start=start, end=end)

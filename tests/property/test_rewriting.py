@@ -127,7 +127,7 @@ class RewritingMachine(RuleBasedStateMachine):
         ending: str,
         kill_after: int,
     ) -> None:
-        """One rule, or it would be rare that a job that began also came to an end."""
+        """All steps are one rule, because otherwise few jobs would be completed."""
         if self.job is None:
             self.append(batches, then_roll=True)
             if kind == "compact":
@@ -164,7 +164,7 @@ class RewritingMachine(RuleBasedStateMachine):
 
     @rule(where=fractions)
     def truncate_suffix(self, where: float) -> None:
-        """Mostly only a little of it."""
+        """Truncate, mostly only a small part."""
         low, high = self.log.segments[0].base_offset, self.log.log_end_offset
         self.log.truncate_suffix(high - int((high - low + 1) * where**2))
         # What an earlier pass removed for the sake of what is cut off now, stays away.

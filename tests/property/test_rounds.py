@@ -1,4 +1,4 @@
-"""Several streams commit in rounds and alone, and everything may fail in between."""
+"""Several streams commit in rounds and alone, and every operation may fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEEPS: list[Keep] = ["none", "some", "all"]
 
 
 class Driver:
-    """Random steps against a few streams. While a sync is under way, the event loop goes on."""
+    """Makes random steps on a few streams. During a sync, the event loop continues."""
 
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rng = rng = random.Random(seed)
@@ -37,7 +37,7 @@ class Driver:
         self.world.intake.rounds.most_parts = rng.choice([2, 64])
         self.names = [*self.world.hosts]
         self.gone: set[str] = set()
-        """Streams that do not lead any more, or have failed."""
+        """Streams that have failed or no longer lead."""
         self.exclusive: list[asyncio.Future[object]] = []
         self.ran: list[int] = []
         self.told: list[list[object]] = []
@@ -47,7 +47,8 @@ class Driver:
             self._watch(host.log, monkeypatch)
 
     def _watch(self, log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One writer at a time on each log; while it syncs, the loop does other things."""
+        """Check that each log has one writer at a time. While it syncs, the loop does other
+        work."""
         busy: list[str] = []
 
         def alone(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +98,7 @@ class Driver:
         host.store([b"in"], [None], [b"own %d" % len(self.told)], told.append)
 
     def look(self) -> None:
-        """As the timer does, at any moment."""
+        """Look as the timer does, at any moment."""
         for timed in self._out():
             self.world.intake.rounds.look(timed)
 

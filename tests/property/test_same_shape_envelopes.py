@@ -1,4 +1,4 @@
-"""Envelopes decoded together say what each of them says by itself."""
+"""Envelopes that are decoded together give the same results as envelopes that are decoded alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from liftlog.sequencing.acks import publish_commands
 from liftlog.sequencing.liftbridge import ack_commands
 
 EXAMPLES = settings.default.max_examples
-"""As many as the profile asks for: 15 in `make test`, 50 in CI, many more in `make fuzz`."""
+"""The number in the profile: 15 in `make test`, 50 in CI, many more in `make fuzz`."""
 LETTERS = st.sampled_from(["a", "b", "-", " ", "\x00", "\x7f", ".", "*", "$", "ü"])
 WORDS = st.one_of(st.text("abc-", min_size=3, max_size=3), st.text(LETTERS, min_size=3, max_size=3))
 LINES = WORDS.filter(lambda word: word.isprintable() and word == word.strip())
@@ -27,7 +27,7 @@ FLIPS = st.lists(st.tuples(st.integers(0, 400), st.integers(1, 255)), max_size=1
 
 
 def flipped(data: bytes, flips: Sequence[tuple[int, int]], *, order: Any) -> bytes:
-    """With other bits, and a checksum that is right nevertheless."""
+    """Return the data with other bits, and nevertheless a right checksum."""
     changed = bytearray(data)
     for place, bits in flips:
         changed[place % len(changed)] ^= bits
@@ -37,7 +37,7 @@ def flipped(data: bytes, flips: Sequence[tuple[int, int]], *, order: Any) -> byt
 
 
 def with_text(data: bytes) -> bytes:
-    """As a publisher packs it that takes text for bytes."""
+    """Return the data as a publisher packs them that confuses text and bytes."""
     fields = msgpack.unpackb(data[data[6] :])
     packed = msgpack.packb(
         {name: one.decode() if isinstance(one, bytes) else one for name, one in fields.items()}

@@ -1,4 +1,5 @@
-"""Judging in runs and committing in groups must look as if messages had come one by one."""
+"""Judging messages in runs and committing them in groups gives the same result as one message at a
+time."""
 
 from __future__ import annotations
 
@@ -126,7 +127,7 @@ STEPS = st.lists(
 
 
 class Harness:
-    """The sequencer and the model side by side."""
+    """Runs the sequencer and the model in parallel."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class Harness:
         self.now = T0
         self.out: list[Any] = []
         self.held: list[tuple[int, int]] = []
-        """Messages and next offset of each group."""
+        """Messages and next offset of each held group."""
         self.runs: list[tuple[int, int]] = []
         """Messages and bytes of each run without an answer."""
         self.records: list[Record] = []
@@ -216,7 +217,7 @@ class Harness:
             self.records += stored(group)
 
     def commit(self) -> None:
-        """The oldest group that is out, and all that were held before."""
+        """Commit the oldest group that is out, and all groups that were held before."""
         self.release(len(self.held))
         group = self.oldest_out()
         if group is None:
@@ -242,8 +243,8 @@ class Harness:
         self.held.append((group.received, group.next_offset))
 
     def release(self, count: int) -> None:
-        """The high watermark passes the first `count` groups that are held, and with them what
-        waits at the same offset."""
+        """The high watermark passes the first `count` held groups, and all answers that wait for
+        the same offset."""
         reached = self.held[min(count, len(self.held)) - 1][1] if count and self.held else 0
         going = [received for received, next_offset in self.held if next_offset <= reached]
         self.held = self.held[len(going) :]
@@ -269,12 +270,12 @@ class Harness:
         assert messages == 0
 
     def retain(self) -> None:
-        """Retention removes half of what is there."""
+        """Retention removes half of the records."""
         model = self.model
         model.log_start += (model.committed.next_offset - model.log_start + 1) // 2
 
     def compact(self) -> None:
-        """Every other record goes; a scan finds what is left of the committed ones."""
+        """Every second record is removed. A scan finds the remaining committed records."""
         model, table = self.model, self.sequencer.subjects
         left = [stored for stored in model.committed.stored if model.has(stored[0])]
         model.removed |= {offset for offset, _ in left[::2]}
@@ -288,7 +289,7 @@ class Harness:
         assert table.is_complete
 
     def fail(self, at: int) -> None:
-        """One of the groups that are out fails, and takes along those behind it."""
+        """One of the groups that are out fails, together with all later groups."""
         if not self.out:
             self.take()
         if not self.out:
@@ -299,7 +300,7 @@ class Harness:
         assert self.sequencer.next_offset == group.base_offset
 
     def fail_judged(self) -> None:
-        """What no group has taken is given up."""
+        """Undo the messages that no group has taken."""
         self.failed(self.sequencer.failed(None, STORE_FAILED))
 
     def failed(self, nacks: bytes) -> None:
@@ -350,7 +351,7 @@ class Harness:
 
 
 def stored(group: Any) -> list[Record]:
-    """What a reader would find of this group, by way of the bytes on disk."""
+    """Return the records of this group that a reader would find in its encoded bytes."""
     found = []
     encoded = group.encode(leader_epoch=1, commit_group=1, max_records=3, max_bytes=4096)
     at = group.base_offset
@@ -446,7 +447,7 @@ def test_runs_and_groups_look_like_single_messages(
 
 
 def runs_that_count_on_each_other() -> list[list[Message]]:
-    """Each judged on the strength of the one before: ids, expected sequences, the last id."""
+    """Return runs that depend on the previous ones: ids, expected sequences, the last id."""
 
     def asks(subject: str, value: str, **headers: str) -> Message:
         named = {f"Nats-{name.replace('_', '-')}": text for name, text in headers.items()}
@@ -471,8 +472,8 @@ def runs_that_count_on_each_other() -> list[list[Message]]:
     ("fails", "held"), [(fails, held) for fails in range(5) for held in range(fails + 1)]
 )
 def test_a_failure_at_each_of_several_groups(fails: int, held: int, columns_from_rows: int) -> None:
-    """Five groups are out; some become durable and are held, one of the others fails. The same runs
-    then come again."""
+    """Five groups are out; some become durable and are held, and one of the others fails. Then the
+    same runs arrive again."""
     harness = Harness("on", "fsync", 1, keeps_subjects=True, columns_from_rows=columns_from_rows)
     for run in runs_that_count_on_each_other():
         harness.judge(run)
@@ -495,7 +496,7 @@ def test_a_failure_at_each_of_several_groups(fails: int, held: int, columns_from
 
 
 def test_stepping_down_nacks_what_was_only_judged() -> None:
-    """The rest may be committed by another leader."""
+    """Another leader may commit the other messages."""
     harness = Harness("on", "fsync", 1, keeps_subjects=True, columns_from_rows=1)
     for n in range(3):
         harness.judge([Message(b"v", reply=b"_INBOX.%d" % n)])

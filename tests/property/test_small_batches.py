@@ -1,4 +1,5 @@
-"""Small batches taken together come out as they do one by one, whatever is wrong with them."""
+"""Small batches that are read together give the same result as batches that are read one by one,
+with every kind of damage."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ FIRST = 1000
 
 
 def batch_at(rng: random.Random, offset: int, epoch: int, *, plain: bool) -> bytearray:
-    """Mostly one record; now and then none, many, a large one, or one that is compressed."""
+    """Return a batch, mostly of one record; sometimes of none or many, with a large record, or
+    compressed."""
     strange = not plain and rng.random() < 0.1
     count = rng.choice([0, 3, 40]) if strange else 1
     length = rng.choice([0, 200, 6000]) if strange else rng.randrange(20)
@@ -66,7 +68,7 @@ def batch_at(rng: random.Random, offset: int, epoch: int, *, plain: bool) -> byt
 
 
 def body_of(rng: random.Random, count: int, *, plain: bool) -> tuple[list[bytearray], int]:
-    """Batches that tile the offsets from FIRST on, and where they end."""
+    """Return batches that cover the offsets from FIRST on without gaps, and their end."""
     parts: list[bytearray] = []
     offset, epoch = FIRST, 3
     for _ in range(count):
@@ -77,7 +79,7 @@ def body_of(rng: random.Random, count: int, *, plain: bool) -> tuple[list[bytear
 
 
 def spoil(rng: random.Random, parts: list[bytearray]) -> None:
-    """Damage of every kind: flipped bits, and batches that lie with checksums that are right."""
+    """Damage the batches in every way: flipped bits, and wrong content with right checksums."""
     for _ in range(min(rng.choice([1, 1, 2, 4]), len(parts) - 1)):
         at = rng.randrange(len(parts))
         one = parts[at]
@@ -114,7 +116,7 @@ Take = Callable[[ArrivingBatches, int], Batches | None]
 def outcome(
     body: bytes, header: FetchHeader, stop: int | None, take: Take, arrivals: list[int]
 ) -> list[Any]:
-    """Each record, each error, and where the read stands after each of them."""
+    """Return each record, each error, and the position of the read after each of them."""
     found: list[Any] = []
     batches = ArrivingBatches("s", header, memoryview(body), stop)
     arrived = iter([*arrivals, len(body)])
@@ -151,7 +153,7 @@ def outcome(
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few batches are enough to be taken together."""
+    """Let a few batches be enough for reading them together."""
     monkeypatch.setattr(reading, "_LOOK_BYTES", 1)
     monkeypatch.setattr(reading, "_RARELY_BYTES", 64)
     monkeypatch.setattr(small_batches, "FEWEST_BATCHES", 2)
@@ -233,7 +235,7 @@ def test_rows_and_batches_are_the_same(seed: int) -> None:
 
 
 def test_no_more_than_the_listed_epochs_allow() -> None:
-    """From the first offset of a listed epoch on, a batch of an older one is misplaced."""
+    """From the first offset of a listed epoch on, a batch of an older epoch is misplaced."""
     parts = [
         encode_batch(base_offset=offset, leader_epoch=3, commit_group=0, stamps=[(1, 1)],
                      subjects=[b"s"], values=[b"v"])

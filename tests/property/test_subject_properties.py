@@ -1,4 +1,4 @@
-"""The pattern functions against a model that tries all subjects."""
+"""The pattern functions compared with a model that tries all subjects."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A table of bounded size must know the last offset of a subject, or that it does not know it."""
+"""A table of limited size must return the right last offset of a subject, or "unknown"."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS = st.lists(
 
 
 class World:
-    """What is stored, in plain lists, beside the table."""
+    """The stored records in plain lists, and the table."""
 
     def __init__(self, max_subjects: int, known_from: int) -> None:
         self.committed = [(offset, SUBJECTS[offset % 5]) for offset in range(1, known_from)]
@@ -79,7 +79,7 @@ class World:
             self.table.undone(self.next_offset)
 
     def fail_at(self, at: int) -> None:
-        """Those before it may still be committed."""
+        """Fail at this group. Earlier groups may still be committed."""
         if at < len(self.groups):
             self.next_offset = self.groups[at][0][0][0]
             del self.groups[at:]
@@ -90,13 +90,13 @@ class World:
         self.tombstones = {offset for offset in self.tombstones if offset < self.next_offset}
 
     def expire(self) -> None:
-        """Records count as deleted that are still in the log."""
+        """Records that are still in the log count as deleted."""
         if self.committed:
             below = self.committed[len(self.committed) // 2][0]
             self.scanned &= not self.table.expire(below)
 
     def expire_less(self) -> None:
-        """The time that they are kept was raised, or a clock was set back."""
+        """Their retention time was raised, or a clock was set back."""
         self.scanned &= not self.table.expire(self.table.expired_below // 2)
 
     def retain(self) -> None:
@@ -105,7 +105,7 @@ class World:
             self.committed = [row for row in self.committed if row[0] >= self.log_start]
 
     def lose(self) -> None:
-        """Acked before it was synced, and the sync failed."""
+        """Lose records that were acked before their sync, because the sync failed."""
         self.fail()
         half = len(self.committed) // 2
         lost_from = self.committed[half][0] if half < len(self.committed) else self.next_offset
@@ -146,8 +146,8 @@ class World:
             self.unnoticed &= not adopted
 
     def scan(self, removed: set[int], behind: int) -> None:
-        """Compaction removes some records and a scan walks over the others; or nothing is removed,
-        and the scan ends before the last few."""
+        """Compaction removes some records, and a scan reads the others. Or nothing is removed, and
+        the scan ends before the last few records."""
         if not behind:
             self.committed = [row for row in self.committed if row[0] not in removed]
         end = self.groups[0][0][0][0] if self.groups else self.next_offset

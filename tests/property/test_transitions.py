@@ -45,7 +45,7 @@ class RecordChanges(RuleBasedStateMachine):
         )
 
     def change(self, function: Any, *args: Any, **options: Any) -> bool:
-        """Whether the transition changed the record."""
+        """Return True if the transition changed the record."""
         before = self.record
         with suppress(Conflict, InvalidArgument):
             after = function(before, *args, **options)
@@ -120,7 +120,7 @@ class RecordChanges(RuleBasedStateMachine):
 
     @rule(node=ONE)
     def discard(self, node: str) -> None:
-        """A copy that may be dropped is not needed by anyone."""
+        """Check that no other node needs a copy that may be dropped."""
         with suppress(Conflict):
             after = t.discard(self.record, node)
             assert after is not None

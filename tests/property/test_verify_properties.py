@@ -1,4 +1,5 @@
-"""What `log verify` calls damaged is what readers do not get after the next start."""
+"""Ranges that `log verify` reports as damaged are the ranges that readers do not get after the next
+start."""
 
 import tempfile
 from pathlib import Path
@@ -23,7 +24,7 @@ flips = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7))
 
 
 def readable(log: Log) -> set[int]:
-    """The offsets that a reader gets that reads everything and checks every batch."""
+    """Return the offsets that a reader gets that reads everything and checks every batch."""
     found: set[int] = set()
     offset = log.log_start_offset
     while offset < log.high_watermark:

@@ -51,7 +51,7 @@ events = st.one_of(
 
 
 class World:
-    """One stream of one daemon on one machine. It is the Clock of the log as well."""
+    """One stream of one daemon on one machine. The object is also the clock of the log."""
 
     def __init__(self, max_age: int) -> None:
         self.true = BASE_NS
@@ -64,11 +64,11 @@ class World:
         )
         self.fs = SimFileSystem()
         self.stored: dict[int, int] = {}
-        """The true time of each record that is there."""
+        """The true time of each existing record."""
         self.slowest = 0
-        """How far the clock was behind at most when one of the records was stored."""
+        """The largest time by which the clock was behind when one of the records was stored."""
         self.slack = 0
-        """The sum of all steps that no one can notice, or that were small enough to be believed
+        """The sum of all steps that cannot be detected, or were small enough to be accepted
         although they were wrong."""
         made = Log.create(DIRECTORY, environment(self.fs, cast(Any, self)), CONFIG)
         made.close()
@@ -144,7 +144,8 @@ class World:
             assert age >= allowed, f"{offset} was {age / HOUR:.2f} h old"
 
     def check_ages(self, now: int) -> None:
-        """No segment counts as younger than the time for which this process has had it."""
+        """Check that no segment counts as younger than the time for which this process has had
+        it."""
         mono = self.monotonic_ns()
         times = newest_times_of(self.log.environment, self.log.segments, now)
         for segment, newest in zip(self.log.segments, times, strict=True):
