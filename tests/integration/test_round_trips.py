@@ -157,7 +157,7 @@ WITHOUT = {
         context info, context rm, docs, errors ls, errors lookup, completion, demo,
         demo-cluster""",
     "requests": """ping, create, describe, list, delete, cancel, update, pause, resume,
-        readonly, truncate, erase, erasures, prove, eraseremove, lease, renew, release, leases,
+        readonly, truncate, erase, erasures, erasedoffsets, prove, eraseremove, lease, renew, release, leases,
         streamsfor, metadata, commit,
         checkpoint, checkpoints, forget, groupjoin, groupbeat, groupcommit, groupleave, group,
         groups,
