@@ -19,8 +19,8 @@ _HEAD = """\
 `liftlog COMMAND --help` prints the same text. You can write `--server`, `--token`, `--output` and
 `--debug` before or after the command's name.
 
-Commands print data to stdout, and errors, warnings and remarks to stderr. An error explains the
-cause and the next step. `--debug` adds the traceback.
+Commands print data to stdout, and errors, warnings and remarks to stderr. The text of an error
+explains the cause and the next step. `--debug` adds the traceback.
 
 Tables are for people, and their form can change. Their numbers have separators, and you can also
 type an offset as `1,234`. Output for programs has plain numbers. If the output goes to a pipe, the
@@ -33,19 +33,19 @@ commands, options, and the names of streams and consumers.
 _OUTPUT = """\
 ## Ranges
 
-The value of `liftlog consume --from` (or `--offset`) is the range to read. It is a start, or a
-start, a colon and an exclusive end.
+The value of `liftlog consume --from` (or `--offset`) is the range to read. It is either a start
+alone, or a start and an exclusive end with a colon between them.
 
 | form | reads |
 |---|---|
 | `start` or `earliest` | from the first record |
 | `end` or `latest` | only new records |
 | `42` | from offset 42 |
-| `-100` | the last 100 offsets and all later ones |
+| `-100` | the last 100 offsets, and all later offsets |
 | `+100` | all offsets after the first 100 |
-| `@TIME` | from the first record with this timestamp or a later one |
-| `10:20`, `:20`, `10:` | offsets 10 to 19; up to 19; the same as `10` |
-| `:end`, `-100:end`, `@-1h:end` | up to the end of the stream when the command starts |
+| `@TIME` | from the first record with this timestamp or a later timestamp |
+| `10:20`, `:20`, `10:` | offsets 10 to 19; all offsets up to 19; all offsets from 10 |
+| `:end`, `-100:end`, `@-1h:end` | up to the end that the stream has when the command starts |
 | `@-1h:-5m`, `@2026-01-31:2026-02-01`, `@2026-01-31:+6h` | from one time to another |
 
 A TIME has one of these forms: a date, optionally with a time of day; a duration before now
@@ -79,7 +79,7 @@ With `json`, `jsonl` or `yaml`, an error is an object on stderr. Its key `error`
 | `info` | the daemon |
 | `top` | a stream: its rates, and the `lag` of its `slowest` consumer |
 | `doctor` | a check: `status` (`ok`, `warning`, `failed`, `skipped`), `detail`, `advice` |
-| `health` | `ready`, and the daemon's report, with `problems` and, over HTTP, `checks` |
+| `health` | `ready`, and the daemon's report: `problems`, and over HTTP also `checks` |
 | `config check` | `ok` and the `findings`, each with `path`, `problem` and `origin` |
 | `config show` | the settings; with `--origin` a setting: `key`, `value`, `origin` |
 | `errors ls`, `errors lookup` | an error: `code`, `name`, `exit_code`, `meaning`, `advice` |
@@ -102,9 +102,11 @@ A record:
 | field | content |
 |---|---|
 | `offset` | the offset |
-| `timestamp`, `timestamp_ns` | time when the daemon received it: UTC, and nanoseconds since 1970 |
-| `subject` | NATS subject; bytes that are not UTF-8 are written as `\\\\xNN` |
-| `key`, `value` | text, or base64 if it is not UTF-8; `null` without a key, or for a tombstone |
+| `timestamp` | time at which the daemon received the message, in UTC |
+| `timestamp_ns` | the same time, in nanoseconds since 1970 |
+| `subject` | NATS subject; bytes that are not UTF-8 are written as `\\xNN` |
+| `key` | text, or base64 if the key is not UTF-8; `null` if the record has no key |
+| `value` | text, or base64 if the value is not UTF-8; `null` for a tombstone |
 | `key_encoding`, `value_encoding` | `base64`; only present if the corresponding field is base64 |
 | `headers` | values by name; a list if a name has several values. Names are case-sensitive |
 | `headers_base64` | the header block; present if `headers` cannot represent each line exactly |
@@ -172,7 +174,7 @@ def _help(text: str) -> str:
 
 def _metavar(argument: click.Parameter) -> str:
     name = argument.metavar or (argument.name or "").upper()
-    return name if argument.required else f"[{name}]"
+    return name if argument.required or name.startswith("[") else f"[{name}]"
 
 
 def _options(command: click.Command, *, shared: bool) -> str:
@@ -185,7 +187,7 @@ def _options(command: click.Command, *, shared: bool) -> str:
         if option.name == "version":
             continue
         names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
-        value = "" if option.is_flag else f" {option.metavar or _choices(option)}"
+        value = "" if option.is_flag else f" {_escape(option.metavar or _choices(option))}"
         rows.append(f"| {names}{value} | {_escape(option.help or '')} |")
     return "\n".join(["| option | meaning |", "|---|---|", *rows]) + "\n" if rows else ""
 

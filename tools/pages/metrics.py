@@ -23,10 +23,10 @@ the label `le`), `NAME_sum` and `NAME_count`. Labels contain the names of stream
 and members, but no other text from clients. `/metrics` has no authentication, so set `http.listen`
 to an address that only Prometheus can reach.
 
-Limits keep the answer short. It contains the first {MAX_SHOWN_CHECKPOINTS:,} checkpoints by
-name of the consumer; `liftlog_checkpoints_not_shown` counts all others. It contains the
-{MAX_SHOWN:,} consumers with acks that have the most messages; `liftlog_ack_consumers_not_shown`
-counts all others.
+An answer contains at most {MAX_SHOWN_CHECKPOINTS:,} checkpoints, sorted by the name of the
+consumer; `liftlog_checkpoints_not_shown` counts the omitted checkpoints. It contains at most
+{MAX_SHOWN:,} consumers with acks, those with the most messages; `liftlog_ack_consumers_not_shown`
+counts the omitted consumers.
 """
 
 

@@ -172,8 +172,8 @@ def server_options(command: Decorated) -> Decorated:
     command = _shared(
         "--nkey",
         metavar="FILE",
-        help="File with the seed of a user's nkey, plain or .creds. The seed signs the login and "
-        "is never sent. [env: LIFTLOG_NKEY]",
+        help="File with the seed of a user's nkey, plain or .creds. The client signs the login "
+        "with the seed, and never sends the seed. [env: LIFTLOG_NKEY]",
     )(command)
     return _shared(
         "--server",
