@@ -145,9 +145,8 @@ class NatsSettings(SettingsModel):
     )
     seam: Literal["auto", "parser", "client"] = Field(
         default="auto",
-        description="Interface to nats-py. `parser` receives messages in batches, and `client` "
-        "receives them singly, which is slower. `auto`: `parser` if the installed nats-py supports "
-        "it, otherwise `client`.",
+        description="Interface to nats-py. `parser` receives messages in batches, `client` singly "
+        "(slower). `auto`: `parser` if the installed nats-py supports it, otherwise `client`.",
     )
     connect_timeout_seconds: PositiveDuration = Field(
         default=2.0, alias="connect_timeout", description="Time limit of one connection attempt."
@@ -481,10 +480,7 @@ class Settings(SettingsModel):
         "messages.",
     )
     allow_anonymous: Flag = Field(
-        default=False,
-        description=(
-            "Allow the daemon to listen on addresses beyond loopback without an ACL file."
-        ),
+        default=False, description="Allow the daemon to listen beyond loopback without an ACL file."
     )
     nats: NatsSettings = NatsSettings()
     pull: PullSettings = PullSettings()
