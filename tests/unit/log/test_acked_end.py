@@ -1,4 +1,5 @@
-"""The acked-end slot when its own writes fail: errors instead of signals, and no false witness."""
+"""The acked-end slot when its own writes fail: errors instead of signals, and no false acked
+end."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def _log(commits: int = 3) -> tuple[SimFileSystem, Log, Promises]:
 
 @pytest.mark.parametrize("written", range(28))
 def test_a_torn_update_leaves_the_one_before_it(written: int) -> None:
-    """However often it is torn: the next one does not go over the only entry that is whole."""
+    """However often an update is torn, the next update does not overwrite the only intact entry."""
     fs = SimFileSystem()
     fs.make_directory(DIRECTORY)
     slot = AckedEndFile(fs, DIRECTORY, "lineage", boot_id=BOOT)
@@ -48,7 +49,7 @@ def test_a_torn_update_leaves_the_one_before_it(written: int) -> None:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_nothing_is_appended_while_the_slot_cannot_say_so(error: int) -> None:
-    """What was stored stays acked; what comes is refused before a byte of it is written."""
+    """Stored records stay acked. New messages are refused before a byte of them is written."""
     fs, log, promises = _log()
     fs.faults = [Fault("write", error=error, path=ACKED_END_NAME, times=3)]
     commit(log, promises, 2)
@@ -98,7 +99,7 @@ def test_an_unreadable_slot_is_told_and_made_again() -> None:
 
 
 def test_a_disk_that_needs_room_to_overwrite() -> None:
-    """As btrfs does: the segment has its room, the slot finds none."""
+    """Like btrfs: the segment has its space, the slot has none."""
     fs, log, promises = _log()
     fs.copy_on_write = {ACKED_END_NAME}
     fs.free_bytes = 0

@@ -1,4 +1,4 @@
-"""Tails that recovery cut off are kept, but not without end."""
+"""Tails that recovery cut off are kept, up to a limit."""
 
 from __future__ import annotations
 

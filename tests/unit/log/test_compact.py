@@ -1,4 +1,4 @@
-"""What a compaction pass leaves, and in which files."""
+"""The records that a compaction pass keeps, and their files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_newest_record_of_each_key_stays() -> None:
 
 
 def test_records_are_not_changed() -> None:
-    """Subjects, stamps, headers with message ids, keys that differ in nothing but their length."""
+    """Subjects, timestamps, headers with message ids, and keys that differ only in their length."""
     fs = SimFileSystem()
     log = keyed(fs)
     batches = []
@@ -133,7 +133,7 @@ def test_a_segment_in_which_nothing_dies_is_not_rewritten() -> None:
 
 
 def test_a_late_first_death_takes_along_what_lies_before_it() -> None:
-    """More than one window is read before the first record goes."""
+    """More than one window is read before the first record that is removed."""
     fs = SimFileSystem()
     log = keyed(fs)
     alive = [[row(b"a%d" % i, bytes(200_000))] for i in range(6)]
@@ -193,7 +193,7 @@ def test_several_passes_with_little_memory_give_the_same() -> None:
 
 
 def test_nothing_at_or_past_the_bound_counts() -> None:
-    """A lease holds the bound back: what it covers must not lose to what came later."""
+    """A lease lowers the bound. Later records do not supersede the records that it covers."""
     fs = SimFileSystem()
     log = keyed(fs)
     rows = add_segments(log, [key_rows(20)], [key_rows(20)], [key_rows(20)])

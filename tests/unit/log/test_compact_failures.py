@@ -1,4 +1,4 @@
-"""What a compaction pass refuses, and what it leaves when it fails."""
+"""Cases in which a compaction pass refuses, and the files that it leaves after a failure."""
 
 from __future__ import annotations
 

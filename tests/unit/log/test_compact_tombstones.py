@@ -1,4 +1,4 @@
-"""Tombstones stay for their time, and go when what they delete is gone."""
+"""Tombstones stay for their time, and are removed when the records that they delete are removed."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_segment_that_only_keeps_tombstones_gets_a_horizon_and_no_new_file() -
 
 
 def test_no_tombstone_goes_behind_a_segment_that_cannot_be_rewritten() -> None:
-    """The value that it deletes may still lie in there, and would come back."""
+    """The value that a tombstone deletes may still be in there, and would return."""
     fs = SimFileSystem()
     log = keyed(fs)
     rows = add_segments(

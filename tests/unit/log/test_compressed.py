@@ -1,4 +1,4 @@
-"""Logs of compressed batches: rewritten, verified, cut and opened again as all others are."""
+"""Logs of compressed batches: rewritten, verified, cut and opened again like other logs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_small_batches_are_put_together_and_compressed(name: str) -> None:
 
 
 def test_what_was_put_together_is_not_read_again_for_being_small_on_disk(name: str) -> None:
-    """Else every start of the daemon would read and write all compressed segments for nothing."""
+    """Otherwise every start of the daemon would rewrite all compressed segments for nothing."""
     fs = SimFileSystem()
     log = keyed(fs)
     add(log, orders(1000), compression=name)
@@ -118,7 +118,7 @@ def test_compaction_keeps_the_newest_of_each_key(name: str) -> None:
 
 
 def test_retention_by_number_needs_no_codec(name: str) -> None:
-    """A little less exact, but a disk must not fill up for want of a package."""
+    """It is slightly less exact, but a missing package must not fill a disk."""
     fs = SimFileSystem()
     log = keyed(fs)
     add(log, orders(30), compression=name)
@@ -163,7 +163,7 @@ def upto(log: Log, offset: int, stop: int) -> Rows:
 
 
 def test_a_tail_that_is_torn_anywhere_costs_itself(name: str) -> None:
-    """Recovery looks at checksums alone: it needs no codec."""
+    """Recovery examines only checksums, so it needs no codec."""
     fs = SimFileSystem()
     log = keyed(fs)
     rows = add(log, orders(3), compression=name)

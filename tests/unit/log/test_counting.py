@@ -1,4 +1,4 @@
-"""The offset of the n-th record of a segment, where compaction left holes."""
+"""The offset of the n-th record of a segment with holes after a compaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from liftlog.log.read import measuring
 
 
 def with_holes(fs: SimFileSystem, *, size: int = 20) -> Log:
-    """One sealed segment of 600 offsets, a third of them holes, in many batches."""
+    """Return one sealed segment of 600 offsets, a third of which are holes, in many batches."""
     log = keyed(fs)
     for first in range(0, 600, 10):
         add(

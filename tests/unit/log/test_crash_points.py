@@ -1,6 +1,6 @@
 """The machine stops before every single operation, and then again during the recovery.
 
-`make test` looks at a sample of the operations, `make torture` and `make fuzz` at all of them.
+`make test` uses a sample of the operations, `make torture` and `make fuzz` use all of them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_the_machine_stops_before_any_operation(scenario: Scenario, durability: 
 
 
 def _go_on(image: SimFileSystem, before: Log, facts: Facts, world: World) -> None:
-    """Recovered once more nothing changes but the epoch; and what is appended then stays."""
+    """Check that another recovery changes only the epoch, and that appended records stay."""
     log, _ = start(image, "boot-3")
     assert log.leader_epoch > before.leader_epoch
     assert log.log_end_offset >= before.log_end_offset
@@ -129,7 +129,7 @@ def test_the_machine_stops_again_before_any_operation_of_the_recovery(
 
 
 def _recoveries_of_recoveries(image: SimFileSystem) -> list[Facts]:
-    """Stop the recovery of `image` before each of its operations, and recover from that."""
+    """Stop the recovery of `image` before each of its operations, and recover from each result."""
     try:
         start(image.power_cut("none"), "boot-2")
     except CorruptMetadata:  # it was never created as far as anyone was told

@@ -1,4 +1,4 @@
-"""Sixteen logs are created at a time, and the machine stops before any operation of that."""
+"""Sixteen logs are created at a time, and the machine stops before any operation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = [f"s{number:02d}" for number in range(16)]
 
 
 def created(fs: SimFileSystem) -> list[str]:
-    """Create all streams at the same time; returns those that were answered."""
+    """Create all streams at the same time. Returns the streams whose creation was confirmed."""
     data_dir = DataDir(DIRECTORY, environment(fs))
     answered = []
 
@@ -49,7 +49,7 @@ def new_disk() -> SimFileSystem:
 
 
 def opened(fs: SimFileSystem) -> set[str]:
-    """The streams that a start serves; all that are there can be opened."""
+    """Return the streams that a start serves. Checks that all existing streams can be opened."""
     fs.fsync_directory(DIRECTORY / "streams")  # as `DataDir.open` does
     data_dir = DataDir(DIRECTORY, environment(fs))
     found = set()

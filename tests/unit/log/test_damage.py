@@ -1,4 +1,5 @@
-"""Flipped bits, lost files, cut files: what was acked is skipped by name, the rest is read."""
+"""Flipped bits, lost files and cut files: acked records are reported as lost, and all others are
+read."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def test_a_bad_bit_in_the_active_segment_costs_one_batch(where: str, slot: str) 
         lost = range(header.base_offset, header.next_offset)
         is_last = i == len(batches) - 1
         if slot == "lost" and is_last:
-            # Nothing says that it was acked; it looks like the write that was under way.
+            # Nothing shows that it was acked; it looks like an interrupted write.
             assert set(read_all(again)) == set(range(1, header.base_offset))
             assert report.cut_bytes > 0
             assert again.log_end_offset >= log.log_end_offset, "it may have been acked all the same"
@@ -81,7 +82,7 @@ def test_a_bad_bit_in_the_active_segment_costs_one_batch(where: str, slot: str) 
         ]
         assert report.cut_bytes == 0
         commit(again, promises, 2)
-        # The next start finds the same damage and makes nothing new of it.
+        # The next start finds the same damage and changes nothing.
         quarantined = again.view.manifest.quarantined
         third, _ = reopen(image.power_cut("none"), boot="boot-3", config=BIG)
         assert third.view.manifest.quarantined == quarantined
@@ -165,7 +166,7 @@ def test_damage_below_the_recovery_point_needs_no_scan_to_be_survived() -> None:
 
 
 def check_readable(log: Log, promises: Promises) -> dict[int, bytes]:
-    """Records one by one, through damage whose bodies do not match as well."""
+    """Read records one by one, and continue after damage and after bodies that do not match."""
     found = read_all(log, max_bytes=1)
     assert all(promises.acked[offset] == value for offset, value in found.items())
     return found
@@ -358,7 +359,8 @@ def test_files_that_the_manifest_does_not_list_go_away() -> None:
 
 
 def test_a_batch_inside_a_value_is_not_taken_for_the_log() -> None:
-    """Torn after an unreadable header: what looks like the next batch is a message's payload."""
+    """The batch is torn after an unreadable header. The bytes that look like the next batch are the
+    payload of a message."""
     fs, log, _promises = _written(2)
     fake = bytes(encode(log, [b"forged"] * 3, first=log.log_end_offset + 1).data)
     for lead in range(16):
@@ -378,7 +380,8 @@ def test_a_batch_inside_a_value_is_not_taken_for_the_log() -> None:
 
 
 def test_a_torn_group_behind_an_acked_and_damaged_batch() -> None:
-    """The torn one proves that the damaged one had been synced: it is not cut with it."""
+    """The torn batch proves that the damaged one had been synced, so the damaged one is not cut
+    with it."""
     fs, log, promises = _written(4)
     position, header = _batches(fs, log)[-1]
     assert header.next_offset == log.log_end_offset
@@ -408,7 +411,7 @@ def test_a_torn_group_behind_an_acked_and_damaged_batch() -> None:
 
 
 def test_searching_behind_damage_costs_bounded_memory_and_time() -> None:
-    """A tail full of headers that each claim to be followed by much."""
+    """A tail full of headers, each of which announces a long batch."""
     fs, log, promises = _written(1)
     path = log.segments[-1].path
     good = fs.read(path)[: log.segments[-1].size_bytes]

@@ -161,8 +161,8 @@ def test_a_damaged_shared_file_only_costs_a_scan(
 def test_a_dispensable_file_of_another_version_is_dispensable(
     tmp_path: Path, data_dirs: list[DataDir], name: str
 ) -> None:
-    """A newer liftlog may have written it, or one bit of the first line has flipped, which has no
-    checksum: the two look the same."""
+    """Either a newer liftlog wrote it, or a bit of the first line, which has no checksum, has
+    flipped. The two cases look the same."""
     data_dir = _open(data_dirs, tmp_path / "d")
     promises = Promises()
     log = _create(data_dir)

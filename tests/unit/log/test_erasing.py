@@ -1,4 +1,5 @@
-"""Erasing records of a log: what is durable when, what a stop leaves, what a rewrite removes."""
+"""Erasing records of a log: the times of durability, the state after a stop, and the removal by a
+rewrite."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def test_only_committed_records_that_exist_are_erased() -> None:
 
 
 def test_every_stop_leaves_all_of_an_erasure_or_nothing() -> None:
-    """And nothing but what the manifest lists, after the next start."""
+    """The next start also leaves only files that the manifest lists."""
     steps = _stopped(None)[0].operations
     outcomes = set()
     for stop_at in range(steps + 1):
@@ -135,7 +136,7 @@ def test_every_stop_leaves_all_of_an_erasure_or_nothing() -> None:
 
 
 def _stopped(stop_at: int | None) -> tuple[SimFileSystem, Rows, list[tuple[int, int]]]:
-    """An erasure that stops at its n-th operation."""
+    """Make an erasure that stops at its n-th operation."""
     fs = SimFileSystem()
     log, rows = filled(fs)
     erase(log, (9, 11))
@@ -277,7 +278,7 @@ def test_an_erased_record_still_supersedes_older_ones() -> None:
 
 
 def test_a_record_that_a_compaction_dropped_leaves_the_set() -> None:
-    """It was erased after the pass was planned; it counts no longer."""
+    """It was erased after the pass was planned, and no longer counts."""
     fs = SimFileSystem()
     log = keyed(fs)
     add(log, [[row(b"a", b"old"), row(b"b", b"1")], [row(b"a", b"new"), row(b"c", b"2")]])
@@ -296,7 +297,7 @@ def test_a_record_that_a_compaction_dropped_leaves_the_set() -> None:
 
 
 def test_damage_in_a_batch_with_an_erased_record_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """The bytes of such a batch never leave the log as they are."""
+    """The bytes of such a batch never leave the log unchanged."""
     caplog.set_level(logging.CRITICAL, "liftlog.log")
     fs = SimFileSystem()
     log, rows = filled(fs, 3)
@@ -426,7 +427,7 @@ def test_a_repair_without_a_manifest_finds_the_erased_files(knows_incarnation: b
 
 
 def test_no_listed_file_is_written_again_after_a_repair() -> None:
-    """A stop or a full disk in the middle of it would damage the only copy."""
+    """A stop or a full disk during the write would damage the only copy."""
     fs = SimFileSystem()
     log, rows = filled(fs)
     for first in range(12, 20):
@@ -477,8 +478,8 @@ def test_a_repair_does_not_show_what_a_damaged_file_may_hide(
 
 
 def test_clean_stretches_are_not_copied() -> None:
-    """Each slice with erased records ends before the next long stretch without, which is sent from
-    the file."""
+    """Each slice with erased records ends before the next long stretch without erased records,
+    which is sent from the file."""
     fs = SimFileSystem()
     log = keyed(fs)
     rows = add(log, [[row(b"k", bytes(1000))] * 40 for _ in range(100)])

@@ -1,4 +1,4 @@
-"""How the bytes of a log lie over its offsets, beside what its batches really take."""
+"""The sizes of the extents of a log, compared with the real sizes of its batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fill(stored: StoredLog, sizes: list[int]) -> None:
 
 
 def borders(stored: StoredLog) -> dict[int, int]:
-    """Offset of each batch -> bytes before it, over all segments."""
+    """Return the number of bytes before each batch over all segments, by its offset."""
     found, before = {}, 0
     for segment in stored.log.segments:
         end = 0
@@ -65,7 +65,8 @@ def test_they_tile_the_log_and_have_its_sizes(stored: StoredLog, seed: int, step
 
 
 def test_large_records_at_one_end_of_a_segment_are_seen(stored: StoredLog) -> None:
-    """The whole segment says 0.5 KiB a record: half of its offsets take up a hundredth of it."""
+    """The average of the whole segment is 0.5 KiB per record, but half of its offsets take a
+    hundredth of it."""
     fill(stored, [10] * 1000 + [20 * KIB] * 50)
     extents = stored.log.extents(1, 64 * KIB)
     half = [one for one in extents if one.next_offset <= 1000]

@@ -1,4 +1,4 @@
-"""Operations that fail on purpose: nothing half done stays, nothing acked is lost."""
+"""Operations that fail on purpose: no half-finished change stays, and no acked record is lost."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_full_disk_refuses_and_then_goes_on() -> None:
 
 
 def test_what_a_failed_roll_back_left_is_removed_before_the_next_append() -> None:
-    """Else its second batch would continue a group that was acked, with what had been nacked."""
+    """Otherwise its second batch would continue an acked group with rejected messages."""
     fs, log, promises = _log()
     base = log.log_end_offset
     value = b"same length"
@@ -119,7 +119,8 @@ def test_appends_stop_while_leftovers_cannot_be_removed() -> None:
 
 
 def test_appends_leave_a_file_whose_last_page_cannot_be_read() -> None:
-    """A kernel that has forgotten the page reads it before it adds to it or cuts it."""
+    """If the kernel has dropped the page, it has to read the page before it adds bytes to it or
+    cuts it."""
     fs, log, promises = _log()
     active = log.segments[-1]
     fs.lose_page(active.path, active.size_bytes)
@@ -203,7 +204,7 @@ def test_starting_anew_may_fail_too_and_be_tried_again() -> None:
 def test_a_log_ends_where_it_is_durable_though_the_disk_takes_no_new_segment(
     groups: int, second: Fault
 ) -> None:
-    """A replica tells others where its log ends, and they count on that."""
+    """A replica reports the end of its log to the others, which rely on it."""
     fs, log, promises = _log(groups)
     durable = log.log_end_offset
     append(log, promises, 2)
@@ -231,7 +232,7 @@ def test_a_log_ends_where_it_is_durable_though_the_disk_takes_no_new_segment(
 
 
 def test_a_file_whose_sync_failed_is_not_synced_again() -> None:
-    """That would succeed, and what the first one lost is not there."""
+    """Another sync would succeed although the data of the first one are lost."""
     fs, log, promises = _log()
     append(log, promises, 2)
     fs.faults = [Fault("fsync", path=".log")]
@@ -245,7 +246,7 @@ def test_a_file_whose_sync_failed_is_not_synced_again() -> None:
 
 
 def test_a_sync_that_fails_is_never_repeated_as_if_nothing_had_been() -> None:
-    """The simulated disk drops the pages, as Linux does; a second fsync would return happily."""
+    """The simulated disk drops the pages, like Linux, so a second fsync would succeed."""
     fs, log, promises = _log()
     append(log, promises, 2)
     fs.faults = [Fault("fsync", path=".log")]
@@ -272,7 +273,7 @@ _STEPS = [
 
 
 def fill_segment(log: Log, promises: Promises) -> None:
-    """Until the next append begins another one."""
+    """Append until the next append begins another segment."""
     while not log.writer.must_roll(400, 0):
         commit(log, promises, 1)
 
@@ -316,7 +317,8 @@ def test_any_step_of_a_change_of_structure_may_fail(what: str, step: int) -> Non
 
 
 def test_a_manifest_in_doubt_is_settled_before_anything_is_appended() -> None:
-    """Renamed, but its directory not synced: the disk may already call the segment sealed."""
+    """The manifest was renamed, but its directory is not synced. The disk may already list the
+    segment as sealed."""
     fs, log, promises = _log(12, SMALL)
     fill_segment(log, promises)
     fs.faults = [Fault("rename", path="manifest", after=True)]

@@ -56,7 +56,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def _stored(durability: str, stop: str) -> tuple[SimFileSystem, Promises, str]:
-    """The files that a daemon leaves, of every kind."""
+    """Return files of every kind that a daemon leaves."""
     world = World()
     log, writer = world.create(durability)
     for _ in range(5):
@@ -94,7 +94,8 @@ def _start(fs: SimFileSystem, boot: str) -> tuple[Log, LogEnvironment]:
 
 
 def _is_served(log: Log, promises: Promises, durability: str, stop: str) -> None:
-    """All that this stop may not cost is there, and nothing else is said to be lost."""
+    """Check that all records that must survive this stop exist, and that no other record is
+    reported as lost."""
     found = read_all(log)
     promised = promises.acked | ({} if stop == "power cut" else promises.after_kill)
     assert found == {offset: value for offset, value in found.items() if offset in promised}
@@ -134,7 +135,7 @@ def _try_a_start(
     boot: str,
     failure: Failure,
 ) -> None:
-    """With the error, and again without it if that was refused."""
+    """Start with the error and, if the start was refused, again without it."""
     try:
         try:
             log, _ = _start(image, boot)
@@ -155,7 +156,7 @@ def _try_a_start(
 
 @pytest.mark.parametrize("operation", LOOKS)
 def test_an_error_of_a_derived_file_keeps_no_one_from_reading(operation: str) -> None:
-    """ "Then read everything": for as long as it lasts, and never longer."""
+    """In this case everything is read, as long as the error lasts."""
     image, promises, boot = _stored("fsync", "killed")
     errors = (*OTHER_ERRORS, *SECTOR_ERRORS)
     for failure in failures((operation,), DERIVED, errors):
@@ -225,7 +226,7 @@ _WHILE_IT_RUNS = failures((*LOOKS, *CHANGES), KINDS, (*OTHER_ERRORS, *SECTOR_ERR
 
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_an_error_while_the_daemon_runs(durability: str) -> None:
-    """At one of the first calls, once or for good: no ack was false."""
+    """The error occurs at one of the first calls, once or permanently. No ack was false."""
     for number, failure in enumerate(one_in(37, _WHILE_IT_RUNS, durability)):
         world = World()
         log, writer = world.create(durability)

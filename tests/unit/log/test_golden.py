@@ -1,4 +1,4 @@
-"""The golden files: what was written once is read for ever, and written the same way."""
+"""The golden files: files of earlier versions can be read, and are written in the same way."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_a_whole_stream_is_written_the_same_way() -> None:
 
 
 def _on_disk(version: str = "data") -> SimFileSystem:
-    """`older` holds the checkpoint files as they were before segments had generations, `single`
-    those before the manifest was kept twice, `unnamed` indexes that name no segment; what is not
-    there is as it is now."""
+    """Return a disk. `older` has the checkpoint files from before generations of segments, `single`
+    from before the second copy of the manifest, and `unnamed` has indexes that name no segment. All
+    other files are the present ones."""
     fs = SimFileSystem()
     fs.make_directory(STREAM)
     for name in FILES:

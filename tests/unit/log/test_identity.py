@@ -1,4 +1,4 @@
-"""A data directory is told from its copies, and known again whatever else has changed."""
+"""A data directory is distinguished from its copies, and recognised after all other changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def opened(path: Path) -> tuple[DataDir, DirectoryIdentity]:
 
 
 def used(path: Path) -> object:
-    """The directory of a node that was killed; what its start has stored."""
+    """Return the directory of a killed node, and the properties that its start has stored."""
     data_dir, identity = opened(path)
     data_dir.start = LAST_START
     data_dir.close(None)
@@ -77,7 +77,7 @@ def test_a_directory_is_known_again(tmp_path: Path, change: str) -> None:
 
 @pytest.mark.parametrize("part", ["", "streams"])
 def test_a_copy_is_one_however_often_it_is_started(tmp_path: Path, part: str) -> None:
-    """Also one of the streams alone, which was put in their place."""
+    """Also if only the directory of streams was replaced by a copy."""
     path, copy = tmp_path / "data", tmp_path / "copy"
     last = used(path)
     shutil.copytree(path / part, copy)

@@ -1,4 +1,4 @@
-"""Leases: durable, bounded in time, void when the disk is full."""
+"""Leases: durable, limited in time, and void when the disk is full."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PATH = DIRECTORY / LEASES_NAME
 
 
 def directory(fs: SimFileSystem) -> Path:
-    """With its entries on disk."""
+    """Make the directory with durable entries."""
     fs.make_directory(DIRECTORY)
     for parent in [DIRECTORY, *DIRECTORY.parents]:
         fs.fsync_directory(parent)
@@ -182,7 +182,7 @@ def test_every_change_is_durable_when_it_returns(fs: SimFileSystem, leases: Leas
 
 
 def test_the_machine_stops_at_every_operation() -> None:
-    """Then either all of the change is there, or nothing of it."""
+    """After that, either the whole change exists, or nothing of it."""
     operations = 0
     for keep in ("none", "all", "some"):
         for stop_at in range(1000):
@@ -250,7 +250,7 @@ def test_void_does_not_depend_on_the_disk(fs: SimFileSystem, leases: Leases) -> 
 
 
 def test_a_sector_that_cannot_be_read_stops_nobody(fs: SimFileSystem, leases: Leases) -> None:
-    """Leases last an hour, the sector for ever: retention must not wait for it."""
+    """Leases last an hour, but the sector stays unreadable, so retention must not wait for it."""
     acquire(leases, 1, 9)
     fs.lose_page(PATH, 0)
     again = opened(fs)
@@ -284,7 +284,7 @@ def test_a_damaged_file_stops_nobody_and_one_that_was_not_read_is_no_empty_one(
 def test_who_asks_waits_for_no_change(
     fs: SimFileSystem, leases: Leases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The event loop asks; a change holds its lock for as long as the disk takes to sync."""
+    """The event loop queries the leases, and a change holds its lock during a sync of the disk."""
     lease = acquire(leases, 5, 9)
     syncing, go_on = threading.Event(), threading.Event()
 
@@ -306,7 +306,7 @@ def test_who_asks_waits_for_no_change(
 
 
 def test_they_live_in_the_directory_of_the_log(fs: SimFileSystem) -> None:
-    """Opening a log removes what does not belong there."""
+    """Opening a log removes unknown files from the directory."""
     log = create(fs)
     lease = acquire(log.leases, 1, 1)
     reopened, _ = reopen(fs.kill())
@@ -380,7 +380,8 @@ def test_void_leases_are_a_change_and_the_bound_stays(leases: Leases) -> None:
 
 @pytest.mark.parametrize("stop", range(12))
 def test_a_copy_is_whole_or_the_one_before(stop: int) -> None:
-    """The version names what is there: a replica never confirms what a crash has taken."""
+    """The version identifies the content, so a replica never confirms a state that a crash has
+    removed."""
     fs = SimFileSystem()
     copy = opened(fs, directory(fs))
     old, new = SideState(1, {}, 3), SideState(2, {"a": Lease("a", 1, 2, BASE_NS)}, 4)

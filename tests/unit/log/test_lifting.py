@@ -1,4 +1,4 @@
-"""A quarantine is a claim: what was quarantined and reads well is given back to readers."""
+"""Quarantined ranges that are readable again are returned to readers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def written(fs: SimFileSystem) -> tuple[Log, Promises]:
 
 
 def batch_ranges(fs: SimFileSystem, log: Log, number: int) -> list[QuarantinedRange]:
-    """Each batch of a segment, as a claim that it is damaged."""
+    """Return each batch of a segment as a range that is recorded as damaged."""
     segment, position, found = log.segments[number], 0, []
     raw = fs.read(segment.path)
     while position < segment.size_bytes:
@@ -54,7 +54,7 @@ def batch_ranges(fs: SimFileSystem, log: Log, number: int) -> list[QuarantinedRa
 
 
 def claimed(log: Log, ranges: list[QuarantinedRange]) -> QuarantinedRange:
-    """All of these as one claim, which the log believes."""
+    """Return all of these as one range, which the log accepts."""
     first, last = ranges[0], ranges[-1]
     bad = QuarantinedRange(
         first.first_offset, last.next_offset, first.segment, first.position, last.end_position,
@@ -103,7 +103,7 @@ def test_what_is_damaged_of_a_range_stays() -> None:
 
 @pytest.mark.parametrize("reason", [NOT_SYNCED, "the end of the file is missing"])
 def test_offsets_without_bytes_stay(reason: str) -> None:
-    """No walk over the file can say that nothing was lost after its end."""
+    """No walk over the file can prove that nothing was lost after its end."""
     fs = SimFileSystem()
     log, _ = written(fs)
     segment = log.segments[1]
@@ -156,7 +156,7 @@ def test_repair_lifts_what_reads_well_wherever_it_is_stopped() -> None:
 
 
 def test_claims_are_looked_at_before_the_rounds() -> None:
-    """At once, each claim once in the life of a daemon, and the round goes on where it was."""
+    """At once, each claim once per process of the daemon. The round then continues at its place."""
     fs = SimFileSystem()
     log, _ = written(fs)
     schedule = ScrubSchedule(fs, Path("/data"), interval_ns=10)

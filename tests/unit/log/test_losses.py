@@ -1,8 +1,8 @@
-"""Whatever single thing is lost or fails, no offset that was acked is handed out again.
+"""Whatever single file or write is lost, or operation fails, no acked offset is assigned again.
 
-A table: each loss, in each durability mode, after a killed process and after a power cut. What is
-lost may cost records, where nothing could have kept them, but it never costs the meaning of an
-offset. And every record that the loss did not touch is still there.
+A table has each loss, in each durability mode, after a kill and after a power cut. Records may be
+lost if nothing could have preserved them, but an offset never gets another record. All other
+records still exist.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @dataclass(frozen=True)
 class Loss:
-    """Something that happens to the disk while the daemon is down."""
+    """A change of the disk while the daemon is stopped."""
 
     name: str
     harm: Harm
@@ -60,7 +60,7 @@ class Loss:
 
 
 def _last_batch(fs: SimFileSystem, log: Log) -> tuple[int, int]:
-    """Position and length of the last batch of the active segment that the disk holds."""
+    """Return position and length of the last batch of the active segment on the disk."""
     raw = fs.read(log.segments[-1].path)
     position = length = 0
     while True:
@@ -73,7 +73,7 @@ def _last_batch(fs: SimFileSystem, log: Log) -> tuple[int, int]:
 
 
 def _flip_active(inside: int) -> Harm:
-    """One bit of the last batch that is on the disk."""
+    """Flip one bit of the last batch on the disk."""
 
     def harm(fs: SimFileSystem, log: Log) -> None:
         position, length = _last_batch(fs, log)
@@ -88,7 +88,7 @@ def _flip_sealed(fs: SimFileSystem, log: Log) -> None:
 
 
 def _torn_tail(fs: SimFileSystem, log: Log) -> None:
-    """A write that was under way when it happened: half a batch behind the last one."""
+    """Add an interrupted write: half a batch after the last one."""
     path = log.segments[-1].path
     position, length = _last_batch(fs, log)
     header = parse_header(fs.read(path), position)
@@ -153,7 +153,7 @@ LOSSES = [
 
 
 def _world(durability: str, stop: str) -> tuple[World, SimFileSystem, Log, str]:
-    """A daemon's life up to its end, and the disk that it leaves."""
+    """Run a daemon until its end. Returns the disk that it leaves."""
     world = World()
     log, writer = world.create(durability)
     for _ in range(5):
@@ -210,7 +210,7 @@ def test_no_single_loss_gives_an_acked_offset_away(loss: Loss, durability: str, 
 
 
 def _readable(log: Log) -> dict[int, bytes]:
-    """As a reader who checks bodies and goes on behind what does not match."""
+    """Read like a reader that checks bodies and continues after damage."""
     found: dict[int, bytes] = {}
     offset = log.log_start_offset
     while True:
@@ -258,7 +258,7 @@ FAILURES = [
 def test_no_failed_operation_gives_an_acked_offset_away(
     number: int, durability: str, times: int
 ) -> None:
-    """The operation fails at every place where it occurs, once or twice in a row."""
+    """The operation fails at every place where it occurs, once or twice in succession."""
     template = FAILURES[number]
     for countdown in range(1, 60, stride()):
         fault = Fault(
@@ -289,8 +289,8 @@ def test_no_failed_operation_gives_an_acked_offset_away(
 
 
 def test_a_start_that_finds_no_active_segment_may_be_interrupted() -> None:
-    """A power cut, the file is gone and so is the slot, and the machine stops again at any step of
-    the start: the next one must not take the empty file for all that there was."""
+    """After a power cut, the file and the slot are missing, and the machine stops again at any step
+    of the start. The next start must not treat the empty file as the complete log."""
     for stop_at in itertools.count():
         fs, promises = SimFileSystem(), Promises()
         log = create(fs)

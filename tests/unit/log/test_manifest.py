@@ -1,4 +1,4 @@
-"""The manifest file: what is written is what is read, whatever it carries."""
+"""The manifest file: reading returns what was written, for any content."""
 
 from __future__ import annotations
 

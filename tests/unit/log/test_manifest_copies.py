@@ -1,4 +1,5 @@
-"""The manifest is there twice: rot, loss and an older one put back cost nothing, or are told."""
+"""The manifest has two copies: damage, loss and a restored older copy have no effect, or are
+reported."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ def test_any_flipped_bit_costs_nothing(victim: object) -> None:
 @pytest.mark.parametrize("stop_at", [None, "each"])
 @pytest.mark.parametrize("victim", ["manifest", "copy", "both"])
 def test_an_older_manifest_put_back(victim: str, stop_at: str | None) -> None:
-    """One of them: the other has the newer state. Both: what they do not list is kept aside, and
-    the loss is told; also when the start is interrupted anywhere."""
+    """If one of them is replaced, the other has the newer state. If both are replaced, unlisted
+    files are kept aside, and the loss is reported, even if the start is interrupted anywhere."""
     for number in itertools.count():
         fs, log, promises = _log(3)
         old = fs.read(MAIN)
@@ -100,7 +101,7 @@ def test_an_older_manifest_put_back(victim: str, stop_at: str | None) -> None:
 
 
 def test_rewritten_files_are_kept_when_an_older_manifest_lists_their_sources() -> None:
-    """Their sources are gone, so these hold the only copy of the records."""
+    """Their sources were removed, so these files have the only copy of the records."""
     fs, log, promises = _log()
     old = fs.read(MAIN)
     first = log.segments[0]
@@ -127,7 +128,7 @@ def _fields(entry: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_crash_leaves_nothing_that_is_kept_aside(scenario: Scenario) -> None:
-    """What looks like an old manifest to a start is never what a crash left."""
+    """A start never mistakes the result of a crash for an old manifest."""
     for keep, seed in (("all", 0), ("none", 0), ("some", 1), ("some", 2), ("last", 0)):
         for stop_at in range(0, 400, 5):
             world = World()
@@ -147,8 +148,8 @@ def test_a_crash_leaves_nothing_that_is_kept_aside(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("keep", ["none", "some", "all", "last"])
 def test_a_manifest_of_an_earlier_version_counts_more_than_an_older_copy(keep: Keep) -> None:
-    """A daemon of that version has run since, and knew of no copy. Also when the first start after
-    it is interrupted anywhere, and only one of the two renames reaches the disk."""
+    """A daemon of that version has run since, which did not use the copy. Also if the first start
+    after that is interrupted anywhere, and only one of the two renames reaches the disk."""
     fs, log, promises = _log(6)
     stale = fs.read(COPY)
     for _ in range(6):

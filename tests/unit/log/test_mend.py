@@ -182,7 +182,7 @@ def test_a_segment_that_has_changed_meanwhile_is_left_alone() -> None:
 
 
 def test_what_is_not_committed_is_not_mended() -> None:
-    """It may be cut yet, where a batch of the old file begins."""
+    """They may still be truncated, at the beginning of a batch of the old file."""
     fs, log, _, other = pair()
     spoil(log, fs, 2, [3])
     result = mend(job_of(log, 2, write_patch(fs, other, examine(log, fs, 2))), fs)
@@ -208,7 +208,7 @@ def test_a_replica_that_has_compacted_more_mends_and_leaves_holes() -> None:
 
 
 def test_compaction_looks_again_at_what_came_from_a_replica() -> None:
-    """It had not compacted, so values came back that are superseded."""
+    """The replica had not compacted them, so superseded values have returned."""
     fs, log, _, other = pair()
     compact_fully(log, fs, max_bytes=4000)
     compacted = stored(log)
@@ -226,8 +226,8 @@ def test_compaction_looks_again_at_what_came_from_a_replica() -> None:
 
 
 def test_a_deleted_key_stays_deleted() -> None:
-    """The mended range brings back an old value, and the tombstone behind it stays until a pass has
-    seen both."""
+    """The mended range restores an old value, and the tombstone after it stays until a pass has
+    read both."""
     policy = CompactionPolicy(min_dirty_ratio=0, tombstone_retention_ns=8 * MINUTE_NS)
     later = policy.horizon_ns(BASE_NS)
     fs, other_fs = SimFileSystem(), SimFileSystem()
@@ -314,7 +314,7 @@ def test_a_failing_disk_leaves_the_damage_as_it_was_known(operation: str) -> Non
 
 
 def test_damage_behind_known_damage_does_not_hide_it() -> None:
-    """A reader that meets both is told of the known one first."""
+    """A reader that reaches both gets the error for the known one first."""
     fs, log, _, _ = pair()
     places = batch_places(log, fs, 0)
     for one in (0, 1):

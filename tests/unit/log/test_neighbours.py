@@ -1,4 +1,5 @@
-"""A derived file of a neighbour, with right checksums, misleads no reader and condemns no data.
+"""A derived file of a neighbour, with right checksums, changes no result of a reader, and no data
+are quarantined because of it.
 
 `make storage-faults` puts the file of every neighbour in every place; `make test` a sample.
 """
@@ -20,7 +21,7 @@ from liftlog.log.files.acked_end import ACKED_END_NAME
 
 @pytest.fixture(autouse=True)
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Subject indexes are worth it in these small segments too."""
+    """Subject indexes are useful in these small segments, too."""
     index_small_segments(monkeypatch)
     read_small_answers_by_subject(monkeypatch)
 
@@ -59,7 +60,7 @@ def test_the_file_of_a_neighbour_misleads_no_reader(world: Neighbours, start: st
 def test_the_manifest_of_another_stream_costs_nothing(
     world: Neighbours, name: str, boot: str
 ) -> None:
-    """Nothing is removed because another stream does not list it."""
+    """No file is removed because another stream does not list it."""
     fs, truth = world.fs, world.truth
     before = {path.name for path in fs.files() if path.parent == DIRECTORY}
     fs.replace(DIRECTORY / name, fs.read(OTHER / name))
@@ -92,7 +93,8 @@ def test_states_of_another_stream_say_nothing(world: Neighbours) -> None:
 
 
 def test_indexes_of_version_1_are_rebuilt(world: Neighbours) -> None:
-    """They named no segment: that of a neighbour could not be told from the right one."""
+    """They name no segment, so the index of a neighbour could not be distinguished from the right
+    one."""
     fs, truth = world.fs, world.truth
     for path in fs.files():
         if path.suffix == ".index" and path.parent == DIRECTORY:

@@ -1,4 +1,4 @@
-"""Reads of one record without a wait give what an ordinary read gives, or nothing."""
+"""Reads of one record without a wait give the result of an ordinary read, or nothing."""
 
 from __future__ import annotations
 

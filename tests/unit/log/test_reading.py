@@ -1,4 +1,5 @@
-"""What `read` and the look-ups answer, beside a model; limits, holes, bounds, other threads."""
+"""The results of `read` and the look-ups, compared with a model: limits, holes, bounds, other
+threads."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 def _filled(
     config: LogConfig, groups: int, *, seed: int = 0, size: int = 40
 ) -> tuple[SimFileSystem, Log, list[tuple[int, int]]]:
-    """A log and its batches as (base offset, next offset)."""
+    """Return a log and its batches as (base offset, next offset)."""
     rng = random.Random(seed)
     fs = SimFileSystem()
     log = create(fs, config=config)
@@ -198,7 +199,7 @@ def test_records_below_the_start_are_there_for_rebuilding_state_only() -> None:
 
 
 def _with_a_hole() -> tuple[Log, Promises]:
-    """Offsets 4 to 7 are gone."""
+    """Return a log without the offsets 4 to 7."""
     log, promises = create(SimFileSystem()), Promises()
     commit(log, promises, 3)
     append(log, promises, 4)

@@ -1,4 +1,4 @@
-"""Small batches of sealed segments come together; no record changes."""
+"""Small batches of sealed segments are joined, and no record changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from liftlog.log.rewrite import RebatchJob, SourceDamaged, needs_rebatch, rebatc
 
 
 def tiny(count: int, *, stamp: int = BASE_NS, step: int = 1_000_000) -> list[list[Row]]:
-    """Batches of one record, as publishers leave them that wait for each ack."""
+    """Return batches of one record, as from publishers that wait for each ack."""
     return [
         [
             row(

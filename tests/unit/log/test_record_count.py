@@ -1,4 +1,4 @@
-"""How many records of a log can be read, with damage, a log start, and very many segments."""
+"""The number of readable records of a log, with damage, a log start, and very many segments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _log(
     start: int = 1,
     end: int | None = None,
 ) -> Log:
-    """A log of these segments, as far as counting goes."""
+    """Return a log of these segments, with everything that counting needs."""
     log = create(SimFileSystem())
     *sealed, active = entries
     segments = (
@@ -47,7 +47,7 @@ def _log(
 
 
 def _counted_one_by_one(log: Log) -> int:
-    """The same by definition: every segment against every range."""
+    """Count by the definition: every segment with every range."""
     start, end = log.log_start_offset, log.high_watermark
     total = 0
     for segment in log.segments:
@@ -106,7 +106,7 @@ def test_a_range_of_offsets_is_counted_exactly_or_not_at_all(seed: int) -> None:
 
 
 def test_many_segments_and_many_losses_cost_little() -> None:
-    """A description is made on the event loop: while it counts, nothing else runs."""
+    """The event loop makes descriptions. While it counts, nothing else runs."""
     entries = [SegmentEntry(1 + i * 100, 0, 8, 101 + i * 100, 100) for i in range(16_000)]
     log = _log(entries, [(1 + i * 1600, 11 + i * 1600) for i in range(1000)])
     started = time.perf_counter()

@@ -1,5 +1,5 @@
-"""Repair: for every kind of damage what survives, that the log can be written again, and that a
-crash in the middle of it costs nothing."""
+"""Repair: the records that survive each kind of damage, writes after a repair, and crashes during a
+repair."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from liftlog.records.format import HEADER_SIZE
 KEPT = Path("/data/repaired/orders")
 METADATA: dict[str, Any] = {"settings": {"subject": "orders.>"}}
 Damage = Callable[[SimFileSystem, Log], range]
-"""Harms the files and returns the acked offsets that this costs."""
+"""Damages the files, and returns the acked offsets that are lost."""
 
 
 def stored(*, clean: bool) -> tuple[SimFileSystem, Promises, Log, KnownStates]:
-    """A log of several segments, the last of which holds three batches."""
+    """Return a log of several segments, of which the last holds three batches."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs)
     fs.make_directory(DIRECTORY.parent.parent / "repaired")
@@ -344,7 +344,8 @@ def test_segments_that_contradict_each_other_are_refused() -> None:
 
 
 def truncated() -> tuple[SimFileSystem, Promises, Log, KnownStates, bytes]:
-    """Offset 3 was assigned twice; the last are the bytes of the first segment before that."""
+    """Offset 3 was assigned twice. The last result is the content of the first segment before
+    that."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs)
     log.structure.set_metadata(METADATA)
@@ -369,7 +370,7 @@ def test_a_truncated_log_is_rebuilt_as_it_was() -> None:
 
 
 def test_what_was_truncated_does_not_come_back_unseen() -> None:
-    """Without the manifest it is unknown how far the truncated segment is valid."""
+    """Without the manifest, the valid end of the truncated segment is unknown."""
     fs, _, log, states, before = truncated()
     fs.replace(log.segments[0].path, before)
     lost_manifest(fs, log)

@@ -1,4 +1,4 @@
-"""What one replica reads for another, and what that one makes of it; gaps; starting over."""
+"""Reads of one replica for another, and the result there; gaps; starting over."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _log(groups: int = 8, config: LogConfig = REPLICA) -> tuple[SimFileSystem, L
 
 
 def _empty_batch(log: Log, size: int) -> EncodedBatch:
-    """As compaction leaves it where nothing of a batch stayed."""
+    """Return a batch without records, as compaction leaves it."""
     base = log.log_end_offset
     raw = encode_batch(
         base_offset=base, last_offset=base + size - 1, leader_epoch=log.leader_epoch,
@@ -55,7 +55,7 @@ def _empty_batch(log: Log, size: int) -> EncodedBatch:
 
 
 def _follow(leader: Log, follower: Log, max_bytes: int = 300) -> list[Gap]:
-    """Copy all there is; the damage that is met is examined, as the daemon does it."""
+    """Copy all records. Damage is examined as in the daemon."""
     gaps = []
     while True:
         offset = follower.log_end_offset
@@ -156,7 +156,7 @@ def test_a_replica_reads_from_the_first_stored_batch_below_the_log_start() -> No
 
 
 def test_a_replica_knows_the_epochs_of_all_that_it_stores_and_of_the_record_before() -> None:
-    """By these it tells whether one that is behind has another history."""
+    """By these epochs it detects whether another replica has another history."""
     _, log = _log(2)
     for epoch in range(2, 12):
         log.writer.begin_epoch(epoch)
@@ -244,7 +244,7 @@ def test_damage_becomes_a_gap_of_the_same_offsets(where: int, committed: bool) -
 
 
 def test_bad_bytes_are_refused_and_examined_and_then_a_gap() -> None:
-    """A body that does not fit its checksum leaves with the slice: the follower finds out."""
+    """A body with a wrong checksum is sent with the slice, and the follower detects it."""
     fs, leader = _log(4, ONE_FILE)
     flip(fs, leader.segments[0].path, 70)
     follower = _follower(fs)
@@ -271,7 +271,7 @@ def test_a_missing_file_is_a_gap_and_what_follows_is_copied() -> None:
 
 
 def test_skipped_offsets_and_losses_beside_each_other_stay_apart() -> None:
-    """A leader whose log was alone before: it skipped offsets, and lost some that were acked."""
+    """A leader whose log had no replicas before: it skipped offsets, and lost some acked ones."""
     fs, leader = _log(2, ONE_FILE)
     end = leader.log_end_offset
     for size, reason, is_loss in [(10, SKIPPED, False), (5, "rot", True), (7, NOT_SYNCED, True)]:
@@ -500,7 +500,7 @@ def test_starting_over_that_fails_changes_nothing() -> None:
 
 
 def test_a_gap_is_read_when_all_before_it_is_deleted() -> None:
-    """It may not be committed yet, so another replica may still have to learn of it."""
+    """It may not be committed yet, so another replica may still need it."""
     fs, log = _log(2)
     log.writer.roll()
     end = log.log_end_offset

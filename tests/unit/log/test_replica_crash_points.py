@@ -1,7 +1,7 @@
 """The machine of a replica stops before every single operation, and again during the recovery.
 
-Whatever was confirmed is there, nothing else than what was written, and no stop makes the replica
-incomplete. `make test` looks at a sample of the operations, `make torture` at all of them.
+All confirmed records exist, only written records exist, and no stop makes the replica incomplete.
+`make test` uses a sample of the operations, `make torture` uses all of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _open(image: SimFileSystem, world: ReplicaWorld, boot: str) -> Log | None:
 
 
 def _go_on(image: SimFileSystem, world: ReplicaWorld, log: Log) -> None:
-    """What is appended then stays, and an end that was cut does not come back."""
+    """Check that appended records stay, and that a truncated end does not return."""
     end = log.log_end_offset
     other = ReplicaWorld()
     other.fs, other.log, other.serial = image, log, 1000

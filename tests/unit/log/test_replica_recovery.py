@@ -1,4 +1,4 @@
-"""A log that is one of several replicas: what a start makes of it, and what it tells the others."""
+"""Starts of a log that is one of several replicas, and its reports to the other replicas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE_FILE = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None, replica
 def _written(
     groups: int, config: LogConfig = ONE_FILE, *, synced: bool = True
 ) -> tuple[SimFileSystem, Log, list[int]]:
-    """A replica with groups of two batches, none of them committed, and the ends of its batches."""
+    """Return a replica with groups of two uncommitted batches, and the ends of its batches."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs, config=config)
     ends = [1]
@@ -46,7 +46,7 @@ def _open(
 
 
 def _position(fs: SimFileSystem, log: Log, offset: int) -> int:
-    """Where the batch of `offset` lies in the active segment."""
+    """Return the position of the batch of `offset` in the active segment."""
     active = log.segments[-1]
     batches = iter_batches(fs.read(active.path)[: active.size_bytes])
     sizes = [one.size_bytes for one in batches if one.next_offset <= offset]
@@ -65,7 +65,7 @@ def _hurt(fs: SimFileSystem, log: Log, offset: int) -> None:
 
 
 def test_a_start_does_not_commit_the_hole_with_which_a_log_begins() -> None:
-    """It need not be the leader's: that one may have another record there, and this log would have
+    """The hole may not be the leader's: the leader may have a record there, and this log would have
     to be cut below its high watermark."""
     fs = SimFileSystem()
     log = create(fs, config=ONE_FILE)
@@ -367,8 +367,8 @@ def test_a_failed_sync_gives_up_what_was_not_durable_and_not_what_was_confirmed(
 
 
 def test_what_a_failed_sync_gave_up_is_no_part_of_a_later_epoch() -> None:
-    """The disk took no new segment either, so the old file is still the active one, and what was
-    given up follows the end of the log in it."""
+    """The disk could not store a new segment, so the old file is still active, and the given-up
+    records follow the end of the log in it."""
     fs, log, ends = _written(2)
     log.writer.roll()
     append(log, Promises(), 2)

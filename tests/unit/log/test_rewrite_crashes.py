@@ -32,7 +32,8 @@ HOW: dict[str, Any] = {"policy": POLICY, "max_bytes": 1000}
 
 
 def prepared() -> tuple[SimFileSystem, Log]:
-    """Expired tombstones in front, a segment in which nothing dies, and new records behind."""
+    """Return expired tombstones at the beginning, a segment in which no record is removed, and new
+    records after it."""
     fs = SimFileSystem()
     log = keyed(fs)
     add(log, [[row(b"k%d" % i, b"1") for i in range(12)]])

@@ -1,4 +1,4 @@
-"""The log changes while a job is at work, before any of its reads and writes."""
+"""The log changes while a job runs, before any of its reads and writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ Change = tuple[str, int]
 
 
 def prepared() -> tuple[SimFileSystem, Log]:
-    """Three sealed segments of three batches; keys come again in the next but one."""
+    """Return three sealed segments of three batches. Keys occur again in the segment after the next
+    one."""
     fs = SimFileSystem()
     log = keyed(fs)
     for number in range(SEGMENTS):
@@ -87,7 +88,7 @@ def changes(log: Log) -> Iterator[Change]:
 
 
 def change(log: Log, fs: SimFileSystem, what: Change) -> Rows:
-    """Change it, write to it, and tell what it now holds and will hold whatever the job does."""
+    """Change the log and write to it. Returns its content, which the job must not change."""
     name, offset = what
     lost: set[int] = set()
     if name == "truncate":
@@ -111,7 +112,7 @@ def change(log: Log, fs: SimFileSystem, what: Change) -> Rows:
 
 
 def readable(log: Log, fs: SimFileSystem) -> Rows:
-    """What the log's segments hold, read behind the back of its reader."""
+    """Return the content of the log's segments, read directly from the files."""
     if not log.view.manifest.quarantined:
         return stored(log)
     found: Rows = {}

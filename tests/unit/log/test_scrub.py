@@ -1,4 +1,4 @@
-"""The scrubber tells exactly what is damaged, and what of it was known."""
+"""The scrubber reports exactly the damage, and which part of it was known."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_cut_file_lacks_its_end() -> None:
 
 
 def test_what_lies_behind_the_end_of_a_segment_is_nobodys() -> None:
-    """A truncation whose last step failed leaves the batches that it cut off, or half of one."""
+    """A truncation whose last step failed leaves the truncated batches, or half of one."""
     fs = SimFileSystem()
     log = sealed(fs)
     whole, size = fs.read(log.segments[0].path), border(log, fs, 5)

@@ -1,4 +1,4 @@
-"""Files of rewritten segments: where positions would not fit an index, another file is begun."""
+"""Files of rewritten segments: if positions would not fit an index, another file begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that share descriptors: what they give up, when, and that nothing of it is seen."""
+"""Files that share descriptors: which ones are closed, when, and that callers do not notice it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_another_file_of_that_name(shared: SharedDescriptors, tmp_path: Path) ->
 def test_the_system_has_none_left(
     number: int, shared: SharedDescriptors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that rest make room: for a file to write, to read, and for a directory's fsync."""
+    """Idle files are closed for a file to write, a file to read, and a directory's fsync."""
     kept = [shared.open(tmp_path / f"{one}", create=True) for one in range(4)]
     opened = os.open
 
@@ -136,7 +136,8 @@ def test_the_system_has_none_left(
 
 
 def test_many_threads(shared: SharedDescriptors, tmp_path: Path) -> None:
-    """None writes into the file of another, whose number its own had."""
+    """No thread writes to the file of another, even if that file has got its old descriptor
+    number."""
 
     def work(number: int) -> None:
         file = shared.open(tmp_path / f"{number}", create=True)
@@ -183,6 +184,6 @@ def test_the_machine_stops_with_one_descriptor(
     one_descriptor: None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Every promise of the log holds however often its files are opened again."""
+    """Every promise of the log is kept, however often its files are opened again."""
     caplog.set_level(logging.CRITICAL, "liftlog.log")
     crash_points.test_the_machine_stops_before_any_operation(scenario, durability)

@@ -1,4 +1,4 @@
-"""Sketches: no wanted record is ever in a block that they exclude, and stale or damaged ones do not
+"""Sketches: no wanted record is in a block that they exclude, and outdated or damaged ones do not
 count."""
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_most_of_what_is_not_wanted_is_excluded() -> None:
 
 @pytest.mark.parametrize("seed", seeds(4))
 def test_neighbours_of_one_kind_are_joined_up_to_the_step(seed: int) -> None:
-    """The pieces are made of blocks, of one kind each, and no two of them would fit into one."""
+    """The pieces are made of blocks of one kind each, and no two of them would fit into one."""
     rng, fs = random.Random(seed), SimFileSystem()
     log = keyed(fs)
     for number in range(60):
@@ -247,7 +247,7 @@ def test_each_head_and_value_has_its_checksum() -> None:
 
 
 def test_one_of_version_1_is_made_again() -> None:
-    """As the last release wrote it; the fields that both have lie in the same places."""
+    """A sketch as the last release wrote it. Common fields have the same places."""
     fs = SimFileSystem()
     log, _ = sealed(fs, random.Random(4))
     sketch_segments(log, fs)
@@ -269,7 +269,7 @@ def test_one_of_version_1_is_made_again() -> None:
 
 
 def test_a_crash_leaves_none_or_one_that_excludes_no_wanted_record() -> None:
-    """The machine stops at each step of the making; the sketch is not fsynced."""
+    """The machine stops at each step of the creation. The sketch is not fsynced."""
     rng, fs = random.Random(7), SimFileSystem()
     log, rows = sealed(fs, rng)
     log.close()
@@ -316,7 +316,7 @@ def test_a_damaged_segment_has_none() -> None:
 
 
 def test_what_was_lost_behind_a_segment_is_not_excluded() -> None:
-    """A read that must not miss records has to come across it."""
+    """A read that must not miss records has to reach the loss."""
     fs = SimFileSystem()
     log = keyed(fs)
     add(log, [[row(b"k1", b"1")]])

@@ -1,4 +1,4 @@
-"""The space ahead of the active segment: what a small append writes into it."""
+"""The space ahead of the active segment, and the bytes that a small append writes to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KIB = 1024
 
 
 class _Noting(SimFileSystem):
-    """Notes where each write to a segment begins and ends, and the sizes of its files."""
+    """Records the beginning and the end of each write to a segment, and the sizes of its files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def test_a_segment_that_is_nearly_full_gets_no_zeros_past_its_end() -> None:
 
 @pytest.mark.parametrize("left", [0, 50])
 def test_a_disk_without_room_ahead_takes_the_records_alone(left: int) -> None:
-    """Zeros must never be the reason why records find no room."""
+    """Zeros must never be the reason why there is no space for records."""
     fs = _Noting()
     fs.faults.append(Fault("allocate", path=".log", error=errno.ENOSPC))
     log, promises = _log(fs)
@@ -105,7 +105,7 @@ def test_a_disk_without_room_ahead_takes_the_records_alone(left: int) -> None:
 
 
 def test_what_was_cut_off_is_written_ahead_again() -> None:
-    """After a failed append the file ends at its data: nothing is known of what follows."""
+    """After a failed append the file ends at its data, and the bytes after them are unknown."""
     fs = _Noting()
     log, promises = _log(fs)
     commit(log, promises, 3)

@@ -151,7 +151,7 @@ def test_a_job_that_outlived_a_truncation_is_refused() -> None:
 
 
 def test_a_closed_log_changes_no_manifest() -> None:
-    """The directory may belong to the next process by then."""
+    """The directory may already belong to the next process."""
     fs, log, _ = _written()
     old = sealed(log)[:2]
     new = merge(log, old)
@@ -168,7 +168,7 @@ def test_a_closed_log_changes_no_manifest() -> None:
 
 
 def test_a_segment_with_uncommitted_records_is_not_swapped() -> None:
-    """A roll seals them when the fsync comes later; the high watermark lies inside the file."""
+    """A roll seals them when the fsync follows later. The high watermark is inside of the file."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs, config=BIG)
     commit(log, promises, 3)
@@ -307,7 +307,7 @@ _STEPS = [
 
 @pytest.mark.parametrize("number", range(len(_STEPS)))
 def test_the_files_of_a_failed_swap_are_discarded_only_when_that_is_safe(number: int) -> None:
-    """After the rename the disk may list them, and then they hold the only copy."""
+    """After the rename the disk may list them, and then they have the only copy."""
     fs, log, promises = _written()
     old = sealed(log)[:2]
     new = merge(log, old)

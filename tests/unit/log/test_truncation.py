@@ -1,4 +1,4 @@
-"""Cutting a log at either end, feeding it with another log's batches, and going on after that."""
+"""Truncating a log at either end, appending batches of another log, and continuing after that."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _written(groups: int = 12, config: LogConfig = SMALL) -> tuple[SimFileSystem
 
 
 def _boundary(offset: int) -> int:
-    """Batches of three records, the first offset is 1."""
+    """Batches have three records; the first offset is 1."""
     return offset - (offset - 1) % 3
 
 
@@ -190,8 +190,8 @@ def test_the_suffix_cannot_go_below_what_is_stored() -> None:
 
 @pytest.mark.parametrize("offset", [4, 5, 6])
 def test_the_suffix_goes_in_the_hole_with_which_a_log_begins(offset: int) -> None:
-    """A replica was told that its leader has nothing before 7, and retention deleted the segment
-    before that."""
+    """The leader of a replica had no records before 7, and retention deleted the segment before
+    that."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs)
     commit(log, promises, 3)
@@ -362,7 +362,8 @@ def test_a_truncation_that_fails_changes_nothing_and_can_be_repeated(what: str) 
 
 @pytest.mark.parametrize("offset", [7, 19, 30])
 def test_what_was_acked_of_the_old_tail_protects_nothing_of_it(offset: int) -> None:
-    """Killed in the middle: the log ends at the old place or at the new one, and nowhere else."""
+    """After a kill in the middle, the log ends at the old place or at the new one, and nowhere
+    else."""
     ends = set()
     for steps in range(40):
         fs, log, _ = _written()
@@ -506,7 +507,7 @@ def test_batches_that_do_not_continue_the_log_are_refused() -> None:
 
 @pytest.mark.parametrize("kept", [[], [3], [2, 3, 9], [1, 5, 6, 10]])
 def test_the_first_batch_may_begin_below_the_log_end(kept: list[int]) -> None:
-    """The leader has put batches together since, and compacted them."""
+    """The leader has joined batches in the meantime, and compacted them."""
     rows = {offset: b"value %d" % offset for offset in range(1, 11)}
     whole = encode_batch(
         base_offset=1, leader_epoch=1, commit_group=4, stamps=[(BASE_NS, len(kept))],
@@ -555,7 +556,7 @@ def test_an_epoch_is_on_disk_before_its_first_batch(operation: str) -> None:
 
 
 def test_an_empty_segment_before_a_hole_goes_with_the_hole() -> None:
-    """Else the new segment would begin at the same offset as the empty one."""
+    """Otherwise the new segment would begin at the same offset as the empty one."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs, config=BIG)
     append(log, promises, 3)

@@ -1,4 +1,4 @@
-"""What compaction and early acks had noted of a tail says nothing of the one in its place."""
+"""Notes of compaction and of early acks about a truncated tail do not apply to the new tail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from liftlog.log import Log
 
 
 def _compacted(keys: int = 8) -> tuple[SimFileSystem, Log]:
-    """A batch of one record for each key, all of it compacted once."""
+    """Return a batch of one record for each key, all of it compacted once."""
     fs = SimFileSystem()
     log = keyed(fs)
     add(log, [[row(b"k%d" % i, b"old")] for i in range(keys)])
@@ -79,7 +79,7 @@ def test_marks_of_a_pass_that_outlived_the_cut_are_refused() -> None:
 
 
 def _early(log: Log, promises: Promises, *sizes: int) -> None:
-    """Appended and acked, never synced."""
+    """Append and ack records without a sync."""
     log.writer.admit_early_acks()
     rows = append(log, promises, *sizes)
     log.commit_up_to(log.log_end_offset)
@@ -88,7 +88,7 @@ def _early(log: Log, promises: Promises, *sizes: int) -> None:
 
 
 def _acked_early() -> tuple[SimFileSystem, Log, Promises]:
-    """Ten records, of which the last seven are in the page cache only."""
+    """Return ten records, of which the last seven are only in the page cache."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs, config=ROLL_ON_DEMAND)
     commit(log, promises, 3)

@@ -34,7 +34,7 @@ CONFIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many pages in few bytes."""
+    """Use small pages, so that few bytes have many pages."""
     monkeypatch.setattr(unreadable, "PAGE_BYTES", PAGE)
     monkeypatch.setattr(simfs, "PAGE", PAGE)
 
@@ -106,11 +106,11 @@ class Stored(NamedTuple):
     batches: list[tuple[int, int, range]]
     """(position, end, offsets) of each batch of the active segment."""
     points: list[ActiveState]
-    """States that a recovery point may have claimed."""
+    """Possible states of a recovery point."""
 
 
 def stored(sizes: list[list[int]]) -> Stored:
-    """Groups of batches, all synced and acked, in one active segment."""
+    """Return groups of batches, all synced and acked, in one active segment."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs, config=CONFIG)
     points = [log.checkpoint()]
@@ -140,7 +140,7 @@ SIZES = [[1], [2, 1], [9], [1, 1, 1], [4], [12, 2], [1], [3], [1]]
 
 
 def on_page(batches: list[tuple[int, int, range]], page: range) -> set[int]:
-    """The offsets of the batches that lie on it, in part at least."""
+    """Return the offsets of the batches that are at least partly on the page."""
     return {
         offset
         for position, end, offsets in batches
@@ -150,7 +150,7 @@ def on_page(batches: list[tuple[int, int, range]], page: range) -> set[int]:
 
 
 def read_carefully(log: Log) -> dict[int, bytes]:
-    """As a consumer that checks what it gets and goes on behind what it is told is damaged."""
+    """Read like a consumer that checks its data and continues after reported damage."""
     found: dict[int, bytes] = {}
     offset = log.log_start_offset
     while True:
@@ -181,7 +181,8 @@ def read_carefully(log: Log) -> dict[int, bytes]:
 
 
 def pages(one: Stored, boot: str) -> Iterator[tuple[SimFileSystem, range]]:
-    """The disk with each page of the data lost in turn; after a power cut without the slot."""
+    """Yield the disk with each page of the data lost in turn; after a power cut without the
+    slot."""
     path = one.log.segments[-1].path
     for position in range(0, one.batches[-1][1], PAGE):
         disk = one.fs.power_cut("all" if boot == "boot-1" else "none")
@@ -191,7 +192,7 @@ def pages(one: Stored, boot: str) -> Iterator[tuple[SimFileSystem, range]]:
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"], ids=["kill", "power cut"])
 @pytest.mark.parametrize("point", [0, 3, -1])
 def test_each_page_of_the_active_segment(point: int, boot: str) -> None:
-    """Above the recovery point and below it: recovery or the first reader meets the page."""
+    """Above and below the recovery point: recovery or the first reader reads the page."""
     one = stored(SIZES)
     known = one.points[point]
     path = one.log.segments[-1].path
@@ -225,7 +226,7 @@ def test_each_page_of_the_active_segment(point: int, boot: str) -> None:
 
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"], ids=["kill", "power cut"])
 def test_two_pages_of_the_active_segment(boot: str) -> None:
-    """The second one also in the space allocated ahead, which costs nothing more."""
+    """Also with the second page in the space allocated ahead, which loses no further record."""
     one = stored(SIZES)
     path = one.log.segments[-1].path
     end, allocated = one.batches[-1][1], len(one.fs.read(path))
@@ -259,7 +260,7 @@ def test_a_page_behind_the_data_hides_nothing_of_what_recovery_trusts() -> None:
 
 
 def test_a_tail_that_was_not_acked_is_cut_without_its_page() -> None:
-    """The slot says so after a kill; the page is neither cut nor written to."""
+    """The slot shows this after a kill. The page is neither cut nor written."""
     one = stored(SIZES)
     log = one.log
     end, size = log.log_end_offset, log.segments[-1].size_bytes
@@ -294,7 +295,7 @@ def test_the_machine_stops_at_any_operation_of_the_recovery_or_of_a_quarantine(
         return disk, on_page(one.batches, disk.lose_page(path, position))
 
     def run(disk: SimFileSystem) -> None:
-        """A start, and a reader who meets the page if the start has not."""
+        """Start, and read the page unless the start has read it."""
         log, _ = reopen(disk, boot=boot, recovery_point=one.points[3], config=CONFIG)
         read_carefully(log)
 
@@ -354,8 +355,8 @@ def test_short_reads_alone_lose_nothing(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_small_file_that_cannot_be_read(scenario: Scenario) -> None:
-    """All of them can be done without; but without either copy of its manifest a stream is left
-    alone."""
+    """All of them are dispensable, but without both copies of its manifest a stream is not
+    changed."""
     world = World()
     scenario(world, "fsync")
     seen = set()
@@ -391,7 +392,8 @@ def test_the_index_of_a_sealed_segment_is_made_anew() -> None:
 
 
 def test_an_empty_segment_that_cannot_be_cut_back_is_left() -> None:
-    """Else the rest of a refused group would lie behind the next one, and continue it."""
+    """Otherwise the remaining bytes of a refused group would follow the next group and continue
+    it."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs)
     first = log.segments[-1].path

@@ -1,4 +1,4 @@
-"""Records that were acked before their fsync and are gone: the loss is allowed, silence is not."""
+"""Lost records that were acked before their fsync: the loss is allowed, but it must be reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODES = ["interval", "os"]
 
 
 def _written(durability: str, commits: int = 12) -> tuple[SimFileSystem, Log, Promises]:
-    """Some of it flushed, the rest only acked."""
+    """Return a log of which a part is flushed, and the other part only acked."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs, config=BIG)
     writer = Writer(log, promises, durability)
@@ -44,7 +44,8 @@ def _written(durability: str, commits: int = 12) -> tuple[SimFileSystem, Log, Pr
 
 
 def _check(log: Log, promises: Promises) -> list[int]:
-    """Returns what is gone of what was acked; each of it is told, and no offset comes again."""
+    """Return the lost acked offsets. Checks that each is reported, and that no offset is assigned
+    again."""
     facts = Facts.of(log)
     facts.check(promises)
     gone = [offset for offset in promises.after_kill if offset not in facts.found]
@@ -70,7 +71,7 @@ def test_a_power_cut_is_told_by_its_reason(durability: str, keep: Keep) -> None:
 
 @pytest.mark.parametrize("durability", MODES)
 def test_a_torn_tail_is_told_however_it_is_torn(durability: str) -> None:
-    """Every end of the last batches, as it was, as zeros, as rubbish."""
+    """Every end of the last batches: unchanged, as zeros, and as random bytes."""
     for cut, filler in itertools.product(range(1, 700, 31), (b"", b"\0", b"\xa5")):
         fs, log, promises = _written(durability)
         image = fs.power_cut("all")
@@ -88,7 +89,7 @@ def test_a_torn_tail_is_told_however_it_is_torn(durability: str) -> None:
 @pytest.mark.parametrize("durability", MODES)
 @pytest.mark.parametrize("keep", ["none", "last"])
 def test_a_page_cache_that_is_lost_without_a_reboot(durability: str, keep: Keep) -> None:
-    """A volume that was taken away by force: the boot id is the same, the bytes are not."""
+    """A volume was detached by force: the boot id is the same, but the bytes are lost."""
     fs, _, promises = _written(durability)
     again, _ = reopen(fs.power_cut(keep), boot="boot-1", config=BIG)
     gone = _check(again, promises)
@@ -100,7 +101,8 @@ def test_a_page_cache_that_is_lost_without_a_reboot(durability: str, keep: Keep)
 @pytest.mark.parametrize("durability", MODES)
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_page_cache_that_is_lost_in_a_later_life(durability: str, clean: bool) -> None:
-    """Of what an earlier process wrote the slot says exactly how far acks went; not of this one."""
+    """For records of an earlier process, the slot shows exactly which were acked; for records of
+    this process it does not."""
     fs, log, promises = _written(durability)
     state = log.close()
     promises.acked |= promises.after_kill
@@ -124,7 +126,7 @@ def test_a_killed_process_loses_nothing_and_skips_nothing(durability: str) -> No
 
 @pytest.mark.parametrize("durability", MODES)
 def test_a_kill_right_after_the_first_early_ack_was_admitted(durability: str) -> None:
-    """At each operation of the first commits: nothing lost, nothing skipped."""
+    """At each operation of the first commits, nothing is lost, and no offset is skipped."""
     for stop_at in itertools.count():
         fs, promises = SimFileSystem(), Promises()
         log = create(fs, config=BIG)
@@ -150,7 +152,8 @@ def _check_killed(log: Log, promises: Promises) -> bool:
 
 @pytest.mark.parametrize("durability", MODES)
 def test_the_claim_of_a_power_cut_has_bounds(durability: str) -> None:
-    """It is not known how many were acked after the last fsync; but no more than were reserved."""
+    """It is unknown how many records were acked after the last fsync, but at most the reserved
+    ones."""
     fs, _, promises = _written(durability)
     acked = max(promises.after_kill)
     again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
@@ -166,14 +169,15 @@ def test_the_claim_of_a_power_cut_has_bounds(durability: str) -> None:
 
 
 def test_a_reservation_lasts_for_some_minutes() -> None:
-    """Few offsets for a slow stream, and no write of the manifest every moment for a fast one."""
+    """A slow stream reserves few offsets, and a fast one does not write the manifest all the
+    time."""
     fs, clock = SimFileSystem(), FakeClock()
     log = create(fs, config=BIG)
     log.environment.clock.now = clock.now  # type: ignore[attr-defined]
     log.writer.admit_early_acks()
 
     def reserved(seconds: int) -> int:
-        """How many a new reservation has, when the one before has lasted for so long."""
+        """Return the size of a new reservation if the previous one has lasted for this time."""
         manifest = log.view.manifest
         set_manifest(log, reserved_offset=log.log_end_offset)
         log.environment.clock.now += seconds * 1_000_000_000  # type: ignore[attr-defined]
@@ -187,7 +191,8 @@ def test_a_reservation_lasts_for_some_minutes() -> None:
 
 
 def test_acks_after_the_sync_need_a_manifest_once_in_a_million_records() -> None:
-    """No power cut makes a claim of what such a stream reserved, so it may be much."""
+    """After a power cut, no offset that such a stream reserved counts as acked, so the reservation
+    may be large."""
     fs = SimFileSystem()
     log, promises = create(fs, config=LogConfig(segment_max_bytes=1 << 30)), Promises()
     writer, writes = Writer(log, promises, "fsync"), []
@@ -208,7 +213,7 @@ def test_acks_after_the_sync_need_a_manifest_once_in_a_million_records() -> None
 
 @pytest.mark.parametrize("durability", MODES)
 def test_the_claim_has_bounds_after_a_change_of_the_durability(durability: str) -> None:
-    """It does not include what the stream reserved while acks followed the sync."""
+    """The range does not include the offsets that were reserved while acks followed the sync."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs, config=BIG)
     Writer(log, promises, "fsync").commit(3)

@@ -1,4 +1,4 @@
-"""The view that readers take: consistent, and unchanged when a change fails."""
+"""The view that readers use: consistent, and unchanged when a change fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _log(groups: int = 12) -> tuple[SimFileSystem, Log, Promises]:
 
 
 def test_nothing_past_the_high_watermark_is_readable_or_measured() -> None:
-    """Also in segments that begin after it: replicas may lag behind by several."""
+    """Also in segments that begin after it, because replicas may lag by several segments."""
     _, log, promises = _log(3)
     committed = log.high_watermark
     for _ in range(12):

@@ -1,4 +1,4 @@
-"""A log whose records were stamped by a clock that was ahead: look-ups by time, rolls, ids."""
+"""A log with records from a clock that was ahead: look-ups by time, rolls, ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ CONFIG = LogConfig(segment_max_bytes=400, segment_max_age_ns=HOUR)
 
 
 def filled(*hours: float) -> tuple[Log, FakeClock]:
-    """A record at offset 1, 2 ... for each stamp, in hours from `BASE_NS`, which is the present."""
+    """Return a log with one record for each timestamp, from offset 1 on, in hours from `BASE_NS`,
+    which is the present."""
     clock = FakeClock()
     log = Log.create(DIRECTORY, environment(SimFileSystem(), clock), CONFIG)
     for hour in hours:

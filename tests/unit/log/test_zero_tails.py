@@ -1,6 +1,6 @@
 """A batch that ends in zeros looks, from behind, like a file that is allocated ahead.
 
-Whatever walks files must still see every record of it, in the active segment and in sealed ones.
+Code that walks files must still find every record, in the active segment and in sealed ones.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Rows = dict[int, bytes | None]
 
 
 def fill(stored: StoredLog, codec: str, last: bytes) -> Rows:
-    """Batches of one and of three records, the very last one `last`, with keys and headers that end
-    in zeros as well."""
+    """Append batches of one and of three records with keys and headers that end in zeros, too. The
+    last batch is `last`."""
     values = list(islice(zero_tailed(), 40))
     for first in range(0, 40, 4):
         for some in (values[first : first + 1], values[first + 1 : first + 4]):
@@ -52,7 +52,7 @@ def codec(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=ZERO_TAILS, ids=len)
 def stored(request: pytest.FixtureRequest, codec: str, tmp_path: Path) -> Iterator[StoredLog]:
-    """In use by a daemon; `expected` is what it holds."""
+    """Yield a log that a daemon uses. `expected` is its content."""
     log = StoredLog(tmp_path / "data")
     log.expected = fill(log, codec, request.param)  # type: ignore[attr-defined]
     yield log
