@@ -253,7 +253,7 @@ class NatsJs(Suite):
 
     name, version, source = "nats.js", "3.4.0", "its repository"
     outside: ClassVar[Mapping[str, str]] = {
-        PLACES: "(?i)account|domain|num_replicas|mirror/source|kv - replicas",
+        PLACES: "(?i)account|domain|num_replicas|mirror/source|kv - replicas|number of replicas",
         CLIENT: "(?i)(consumer|delta|stream) update .*header|old servers|wrong server|"
         "version checks|repub on 503|sendRequiredApiLevel header on c",
     }

@@ -60,6 +60,10 @@ function like(one: unknown): (other: unknown) => boolean {
   };
 }
 
+export function equal(one: unknown, other: unknown): boolean {
+  return like(one)(other);
+}
+
 export function assertInstanceOf<T>(
   value: unknown,
   kind: Class<T>,
