@@ -143,7 +143,7 @@ class ProveErasure(Message):
 
 class ListErasedOffsets(Message):
     """Asks for the offsets of all erased records, including records whose bytes were removed.
-    `after` is the newest erasure that the client has: if there is no newer one, the answer has no
+    `after` is `newest` of an earlier answer: if nothing was erased since, the answer has no
     offsets. The answer begins with the part (2^24 offsets) with number `part`."""
 
     KIND: ClassVar[str] = "erasedoffsets"
@@ -324,8 +324,9 @@ class ErasuresAnswer(Message):
 
 
 class ErasedOffsetsAnswer(Message):
-    """Answer to erasedoffsets: at most about 4 MiB of bitmaps. `newest` is the newest erasure of
-    the stream, empty if there is none. `bitmaps` are Roaring bitmaps in the portable format, whose
+    """Answer to erasedoffsets: at most about 4 MiB of bitmaps. `newest` is the id of the newest
+    erasure of the stream, empty if there is none; while records of a listed erasure are still
+    shown, more text follows. `bitmaps` are Roaring bitmaps in the portable format, whose
     bits are relative to the first offset of the part with the number at the same place in `parts`.
     `next_part` is the number to ask for next, or None at the end. `unknown` is the number of
     records that were erased, but whose offsets the daemon does not have any more."""
@@ -386,8 +387,9 @@ class ErasureProof(NamedTuple):
 
 
 class ErasedOffsets(NamedTuple):
-    """The offsets of all records of a stream that were erased until now. `newest` is the id of the
-    newest erasure, empty if there is none. `unknown` is the number of erased records whose offsets
+    """The offsets of all records of a stream that were erased until now. `newest` is for the
+    next call: the id of the newest erasure, empty if there is none, and more text while an erasure
+    runs or after it was interrupted. `unknown` is the number of erased records whose offsets
     the daemon no longer has.
 
     `bitmaps` maps a number to a Roaring bitmap in the portable format. A bit that is set means the

@@ -32,7 +32,9 @@ MOST_BYTES = 32 * 1024 * 1024
 """Size in bytes at which the file is written again. Afterwards it has at most about 5/8 of this
 size."""
 STEP_LINES = 1000
-"""Number of lines that are parsed in one step."""
+"""Maximum number of lines that are parsed in one step."""
+STEP_BYTES = 1024 * 1024
+"""Approximate size of the lines that are parsed in one step, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +139,19 @@ def _fit(entries: Sequence[Erasure]) -> bool:
 
 def _joined(entries: Iterable[Erasure], kind: Callable[[Erasure], Hashable]) -> list[Erasure]:
     """Join the entries of the same kind into one entry: the newest entry, with the total number of
-    records, and one range that covers all ranges."""
+    records, and one range that covers all ranges. Entries that are not done stay apart: their
+    records may be shown, or count twice."""
     kinds: dict[Hashable, list[Erasure]] = {}
     for one in entries:
-        kinds.setdefault(kind(one), []).append(one)
+        kinds.setdefault((kind(one), one.done), []).append(one)
     found: list[Erasure] = []
     for some in kinds.values():
         borders = [border for one in some for pair in one.ranges for border in pair]
         ranges = ((min(borders), max(borders)),) if borders else ()
         count = sum([one.count for one in some])
-        newest = replace(some[-1], count=count, ranges=ranges, offsets=(), selector="", now=False)
-        found.append(replace(newest, done=True))
+        found.append(
+            replace(some[-1], count=count, ranges=ranges, offsets=(), selector="", now=False)
+        )
     return sorted(found, key=lambda one: one.time_ns)
 
 
@@ -183,11 +187,16 @@ class ErasureReader:
         return list(self._found.values())
 
     def step(self, count: int) -> bool:
-        """Parse at most `count` further lines. Returns False at the end."""
-        some = list(islice(self._lines, count))
-        for content in _parsed(some):
-            self._add(content)
-        return len(some) == count
+        """Parse at most `count` further lines, of about STEP_BYTES. Returns False at the end."""
+        size = 0
+        for line in islice(self._lines, count):
+            for content in _parsed([line]):
+                self._add(content)
+            size += len(line)
+            count -= 1
+            if size >= STEP_BYTES:
+                return True
+        return count == 0
 
     def _add(self, content: dict[str, Any]) -> None:
         if len(content) == 1:

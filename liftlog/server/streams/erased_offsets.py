@@ -3,7 +3,8 @@ gone, so that copies outside the stream can remove them, too. Blocking."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 
 from liftlog.log import Log
 from liftlog.log.erased import ErasedSet
@@ -12,8 +13,13 @@ from liftlog.log.files.filesystem import storage_errors
 from liftlog.protocol.administration import MAX_ERASED_PARTS, ErasedOffsetsAnswer
 
 STEP = 250
-"""Number of erasures that one step handles."""
+"""Maximum number of erasures that one step handles."""
+STEP_BYTES = 256 * 1024
+"""Approximate size of the bitmaps that one step handles, in bytes of base64."""
 ANSWER_BYTES = 4 * 1024 * 1024
+_UNLISTED = "unlisted"
+"""Stands for the newest erasure if records are erased, but the list is missing, as after the
+restoration of a backup."""
 
 
 class ErasedOffsetsReader:
@@ -23,6 +29,7 @@ class ErasedOffsetsReader:
         self._log, self._after, self._part = log, after, part
         self._newest = ""
         self._unknown = 0
+        self._shown: list[str] = []
         self._chunks = ErasedSet({})
         self._steps = self._read()
 
@@ -35,18 +42,27 @@ class ErasedOffsetsReader:
         log = self._log
         fs, directory = log.environment.fs, log.directory
         self._newest = newest_erasure(fs, directory)
-        if self._newest == self._after:
+        if not self._newest and log.view.erased is not None:
+            self._newest = _UNLISTED
+        if self._is_known():
             return
         reader = ErasureReader.open(fs, directory)
         while reader.step(STEP):
             yield True
-        entries = reader.entries
-        for at in range(0, len(entries), STEP):
-            found = [self._offsets_of(one) for one in entries[at : at + STEP]]
-            self._chunks |= ErasedSet.of_all(found)
+        for some in _in_steps(reader.entries):
+            self._chunks |= ErasedSet.of_all([self._offsets_of(one) for one in some])
             yield True
         if (erased := log.view.erased) is not None:
             self._chunks |= ErasedSet.of_all([erased])
+        if self._shown:
+            # Their records may be hidden later, without another entry in the list.
+            self._newest += f":{hashlib.sha256(' '.join(self._shown).encode()).hexdigest()[:16]}"
+            if self._is_known():
+                self._chunks, self._unknown = ErasedSet({}), 0
+
+    def _is_known(self) -> bool:
+        """True if the client knows all erasures. It asks for later parts only if it does not."""
+        return not self._part and self._newest == self._after
 
     def _offsets_of(self, one: Erasure) -> ErasedSet:
         """Return the offsets of an erasure whose records are hidden. An entry without offsets may
@@ -58,8 +74,11 @@ class ErasedOffsetsReader:
         else:
             self._unknown += one.count
             return ErasedSet({})
-        if not one.done:  # it was interrupted, or has failed: readers may still get the records
-            offsets -= self._log.structure.select(offsets).selection.offsets
+        if not one.done:  # it runs, was interrupted or has failed: readers may still get records
+            shown = self._log.structure.select(offsets).selection.offsets
+            if shown:
+                self._shown.append(f"{one.erasure_id}-{len(shown)}")
+            offsets -= shown
         return offsets
 
     def answer(self) -> ErasedOffsetsAnswer:
@@ -76,3 +95,17 @@ class ErasedOffsetsReader:
             bitmaps.append(bits)
         following = left[len(parts)] if len(parts) < len(left) else None
         return ErasedOffsetsAnswer(self._newest, parts, bitmaps, following, self._unknown)
+
+
+def _in_steps(entries: Iterable[Erasure]) -> Iterator[list[Erasure]]:
+    """Divide the entries among steps."""
+    some: list[Erasure] = []
+    size = 0
+    for one in entries:
+        some.append(one)
+        size += sum([len(text) for _, text in one.offsets])
+        if len(some) >= STEP or size >= STEP_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some

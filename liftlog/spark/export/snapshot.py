@@ -111,7 +111,7 @@ class Snapshot:
     removed: tuple[DataFile, ...] = ()
     layout: Layout = "copy-on-write"
     erasures: str = ""
-    """The id of the newest erasure whose records the table lacks; empty if there was none."""
+    """The erasures whose rows the table lacks (`ErasedOffsets.newest`); empty if there was none."""
 
     @property
     def all_files(self) -> tuple[DataFile, ...]:

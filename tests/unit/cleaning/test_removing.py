@@ -359,6 +359,31 @@ async def test_the_oldest_entries_of_a_very_long_list_become_one(
     assert (await prove(cleaning)).found == 0
 
 
+async def test_an_interrupted_erasure_and_its_repetition_do_not_become_one_entry(
+    cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together they would count as many records as their range has, and all of these records would
+    seem to be erased."""
+    monkeypatch.setattr("liftlog.log.files.erasures.MOST_BYTES", 20_000)
+    log = host_of(cleaning).log
+    fs, directory = log.environment.fs, log.directory
+    half = ErasedSet.of_ranges([(n, n + 1) for n in range(0, 10, 2)]).to_plain()
+    for name in ("interrupted", "repeated"):
+        append_erasure(fs, directory, Erasure(name, 1, "", "both", 5, ((0, 10),), "x", half))
+    note_done(fs, directory, "repeated")
+    for number in range(300):
+        offsets = ErasedSet.of_ranges([(number, number + 1)]).to_plain()
+        one = Erasure(f"{number:x}", 2, "", "other", 1, ((number, number + 1),), offsets=offsets)
+        append_erasure(fs, directory, one)
+        note_done(fs, directory, one.erasure_id)
+    found = [one for one in read_erasures(fs, directory) if one.reason == "both"]
+    assert [(one.erasure_id, one.count, one.done) for one in found] == [
+        ("interrupted", 5, False),
+        ("repeated", 5, True),
+    ]
+    assert not any(one.offsets for one in found)
+
+
 async def test_the_last_offsets_of_subjects_are_corrected_first(
     cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
 ) -> None:

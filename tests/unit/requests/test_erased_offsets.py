@@ -97,7 +97,73 @@ async def test_an_interrupted_erasure_does_not_count(client: Client, running: Ru
     one = Erasure("late", 1, "", "", 4, ((4, 8),), "", offsets.to_plain())
     append_erasure(log.environment.fs, log.directory, one)
     found = await client.erased_offsets("s")
-    assert (found.newest, offsets_of(found)) == ("late", [3, 4])
+    assert found.newest.startswith("late:")
+    assert offsets_of(found) == [3, 4]
+    assert await client.erased_offsets("s", found.newest) == ErasedOffsets(found.newest, {}, 0)
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+async def test_an_erasure_that_hides_its_records_later_is_told_again(
+    client: Client, running: Running, is_noted: bool
+) -> None:
+    """A client can ask after the entry is listed and before its records are hidden. And after an
+    error, a restart may hide the records."""
+    log = log_of(running)
+    fs, directory = log.environment.fs, log.directory
+    offsets = ErasedSet.of_ranges([(4, 8)])
+    append_erasure(fs, directory, Erasure("x", 1, "", "", 4, ((4, 8),), "", offsets.to_plain()))
+    first = await client.erased_offsets("s")
+    assert offsets_of(first) == []
+    log.structure.erase(ErasedSet.of_ranges([(4, 6)]))
+    second = await client.erased_offsets("s", first.newest)
+    assert offsets_of(second) == [4, 5]
+    log.structure.erase(offsets)
+    if is_noted:
+        erasures.note_done(fs, directory, "x")
+    third = await client.erased_offsets("s", second.newest)
+    assert (third.newest, offsets_of(third)) == ("x", [4, 5, 6, 7])
+    assert await client.erased_offsets("s", "x") == ErasedOffsets("x", {}, 0)
+
+
+async def test_erased_records_without_a_list(client: Client, running: Running) -> None:
+    """A backup has the erased files, but not the list."""
+    log = log_of(running)
+    log.structure.erase(ErasedSet.of_ranges([(4, 6)]))
+    found = await client.erased_offsets("s")
+    assert offsets_of(found) == [4, 5]
+    assert await client.erased_offsets("s", found.newest) == ErasedOffsets(found.newest, {}, 0)
+    await client.erase("s", [(9, 10)])
+    assert offsets_of(await client.erased_offsets("s", found.newest)) == [4, 5, 9]
+
+
+def test_later_parts_come_in_any_case(running_log: Log) -> None:
+    """A client that asks for a later part has not got all offsets yet."""
+    offsets = ErasedSet.of_ranges([(CHUNK_OFFSETS, CHUNK_OFFSETS + 1)])
+    one = Erasure("id", 1, "", "", 1, (), "x", offsets.to_plain(), done=True)
+    append_erasure(running_log.environment.fs, running_log.directory, one)
+    for part, parts in ((0, []), (1, [1])):
+        reading = ErasedOffsetsReader(running_log, "id", part)
+        while reading.step():
+            pass
+        assert reading.answer().parts == parts
+
+
+def test_a_step_handles_a_limited_number_of_bytes(
+    running_log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs, directory = running_log.environment.fs, running_log.directory
+    monkeypatch.setattr(erasures, "STEP_BYTES", 1000)
+    monkeypatch.setattr(erased_offsets, "STEP_BYTES", 300)
+    for number in range(20):
+        offsets = ErasedSet.of_ranges([(number * 100, number * 100 + 50)])
+        one = Erasure(f"id{number}", 1, "", "", 50, (), "x", offsets.to_plain(), done=True)
+        append_erasure(fs, directory, one)
+    reading, steps = ErasedOffsetsReader(running_log, "", 0), 1
+    while reading.step():
+        steps += 1
+    assert 4 < steps < 20
+    bits = parse_bitmap(reading.answer().bitmaps[0])
+    assert len(bits) == 20 * 50
 
 
 def test_entries_without_offsets(running_log: Log) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from support.spark.exporting import Export, ExportedStreams, Put, table
-from support.spark.local_engine import rows_of
+from support.spark.local_engine import LocalEngine, rows_of
 
 from liftlog.client import connect_sync
+from liftlog.log.erased import ErasedSet
+from liftlog.log.files.erasures import Erasure, append_erasure, note_done
 from liftlog.spark.export import newest
+from liftlog.spark.export.changes import Rows
+from liftlog.spark.export.erasing import Erased, without_erased
+from liftlog.spark.export.packing import PackWork
 from liftlog.spark.export.snapshot import DataFile
 from liftlog.spark.export.store import join, open_store
+from liftlog.spark.export.tasks import Task, TaskResult, Tell
 
 SECRET = b"a secret"
 KINDS: dict[str, dict[str, Any]] = {
@@ -153,3 +162,63 @@ def test_a_run_that_loses_the_race_leaves_the_row_to_the_next(
     assert len(table(lake)) == 10
     assert export().erased_rows == 1
     assert len(table(lake)) == 9
+
+
+def test_an_erased_record_that_the_table_does_not_have(
+    streams: ExportedStreams, export: Export, lake: str, kind: dict[str, Any]
+) -> None:
+    """It is within the bounds of a file, so the run has to look."""
+    streams.put("in", [Put("a", b"1"), Put("b", b"2"), Put("a", b"3")])
+    erase(streams, 2)
+    export(**kind)
+    rows = table(lake)
+    erase(streams, 1)
+    with_row = 1 in [row[0] for row in rows]
+    assert export(**kind).erased_rows == int(with_row)
+    assert table(lake) == [row for row in rows if row[0] != 1]
+    assert not export(**kind).committed
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_an_erasure_that_is_completed_after_a_run(
+    streams: ExportedStreams, export: Export, lake: str, compacted: bool
+) -> None:
+    """The run asks after the erasure is listed, and before its records are hidden."""
+    kind: dict[str, Any] = {} if compacted else {"mode": "append"}
+    streams.put("in", [Put(f"k{n}", b"%d" % n) for n in range(10)])
+    log, offsets = streams.log("in"), ErasedSet.of_ranges([(5, 6)])
+    one = Erasure("x", 1, "", "", 1, ((5, 6),), "", offsets.to_plain())
+    fs, directory = log.environment.fs, log.directory
+    streams.run(lambda: append_erasure(fs, directory, one))
+    export(**kind)
+    assert len(table(lake)) == 10
+    assert not export(**kind).committed
+    streams.run(lambda: log.structure.erase(offsets))
+    streams.run(lambda: note_done(fs, directory, "x"))
+    assert export(**kind).erased_rows == 1
+    assert 5 not in [row[0] for row in table(lake)]
+
+
+def test_the_tasks_share_the_erased_offsets(
+    streams: ExportedStreams, export: Export, lake: str
+) -> None:
+    """Otherwise the tasks of a large table would not fit into one job of Spark."""
+    streams.put("in", [Put(f"k{n}", b"%d" % n) for n in range(100)])
+    export(partition_bytes=3000)
+    erased = Erased("x", ErasedSet.of_offsets(np.arange(0, 10_000_000, 100)))
+    sizes: list[int] = []
+
+    class Sizes(LocalEngine):
+        def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
+            sizes.extend([len(pickle.dumps(task)) for task in tasks])
+            return super().run(phase, tasks, tell)
+
+    snapshot = newest(lake)
+    rows = Rows(list(snapshot.files), [])
+    work = PackWork(open_store(lake).uri, "_runs/work", snapshot.columns)
+    open_store(lake).make_directory("_runs/work/staged")
+    after, count = without_erased(Sizes(), lambda *_: None, work, rows, erased)
+    assert sizes, "there are files with erased rows"
+    assert max(sizes) < 4096
+    assert count == 1
+    assert sum(file.rows for file in after.files) == 99
