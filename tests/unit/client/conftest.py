@@ -15,7 +15,7 @@ from liftlog.client import RecordBatch
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The clients own their sockets, so every test runs on both loops."""
+    """The clients use sockets directly, so every test runs on both loops."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
@@ -39,7 +39,7 @@ async def address(broker: LogBroker) -> AsyncIterator[str]:
 
 @pytest.fixture
 def offsets_stream(broker: LogBroker) -> LocalOffsets:
-    """The broker stores checkpoints, in memory."""
+    """Let the broker store checkpoints in memory."""
     return serve_checkpoints(broker)
 
 
@@ -47,14 +47,14 @@ def offsets_stream(broker: LogBroker) -> LocalOffsets:
 async def client(
     request: pytest.FixtureRequest, address: str, offsets_stream: LocalOffsets
 ) -> AsyncIterator[Opened]:
-    """One of each kind, of a daemon that stores checkpoints."""
+    """Yield a client of each kind, connected to a daemon that stores checkpoints."""
     opened = await Opened.to(request.param, address)
     yield opened
     await opened.close()
 
 
 class Both(Opened):
-    """The two clients behind one face, so that one test holds both to the contract."""
+    """Both clients with one interface, so that one test checks both."""
 
     async def batches(self, *args: Any, **options: Any) -> list[RecordBatch]:
         return await self.take(self.client.read_batches(*args, **options))

@@ -1,4 +1,4 @@
-"""docs/reference/client-api.md says what the code says, and nothing of the package is missing."""
+"""docs/reference/client-api.md agrees with the code, and lacks nothing of the package."""
 
 from __future__ import annotations
 

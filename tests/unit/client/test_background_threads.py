@@ -1,4 +1,4 @@
-"""The background of the blocking client: a thread may be refused, and an error in it is told."""
+"""The background of the blocking client: a thread may be refused, and its errors are reported."""
 
 from __future__ import annotations
 

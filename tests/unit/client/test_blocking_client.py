@@ -1,4 +1,4 @@
-"""The blocking client is what `tools/blocking_client.py` makes of the asyncio one."""
+"""The blocking client is the output of `tools/blocking_client.py` for the asyncio client."""
 
 from __future__ import annotations
 

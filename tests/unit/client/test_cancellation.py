@@ -96,7 +96,7 @@ async def test_cancelling_connect_at_every_turn(broker: LogBroker) -> None:
 
 
 async def test_a_cancelled_wait_loses_no_batch(broker: LogBroker) -> None:
-    """`anext` can be cancelled and called again; what arrives meanwhile is kept."""
+    """`anext` can be cancelled and called again. Data that arrive in between are kept."""
     stream = broker.streams["orders"]
     async with pull_server(broker) as (_, address), connect(address) as client:
         reader = client.read_batches("orders", start=101, until=106)
@@ -152,7 +152,8 @@ async def test_a_read_of_records_cancelled_at_every_turn(large: LogBroker) -> No
 async def test_over_tls_a_cancelled_wait_leaves_nothing_unread(
     broker: LogBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bytes that are already decrypted make no socket readable: no callback would run for them."""
+    """Bytes that are already decrypted make no socket readable, so no callback would run for
+    them."""
     monkeypatch.setattr("liftlog.client.aio.link.RECEIVE_BYTES", 1000)
     stream = broker.add("small", subject="small")
     for i in range(8):
@@ -202,7 +203,7 @@ async def test_a_cancelled_long_poll_is_cancelled_at_the_daemon(broker: LogBroke
 
 
 async def test_reads_that_wait_leave_the_connection_to_others(broker: LogBroker) -> None:
-    """However many streams are tailed over one connection."""
+    """With any number of streams that are tailed over one connection."""
     limits = PullLimits(wire=WireLimits(max_in_flight=4))
     names = [f"quiet{i}" for i in range(8)]
     for name in names:

@@ -1,4 +1,4 @@
-"""Asking for a compaction pass, and waiting for it."""
+"""Requesting a compaction pass, and waiting for it."""
 
 from __future__ import annotations
 

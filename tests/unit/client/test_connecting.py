@@ -68,7 +68,7 @@ async def test_a_malformed_address(opener: Opener, address: str) -> None:
 
 
 async def test_an_address_with_a_secret_in_it(opener: Opener) -> None:
-    """Addresses are shown in errors and logs, so it does not even come back in this error."""
+    """Addresses are shown in errors and logs, so even this error does not repeat it."""
     with pytest.raises(errors.InvalidArgument, match="holds no login") as raised:
         await opener("tcp://alice:s3cret@127.0.0.1:9292")
     assert "s3cret" not in f"{raised.value} {raised.value.hint}"
@@ -77,7 +77,7 @@ async def test_an_address_with_a_secret_in_it(opener: Opener) -> None:
 async def test_an_address_that_never_answers_leaves_time_for_the_next(
     opener: Opener, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of a name whose first address leads nowhere."""
+    """Like a host name whose first address does not answer."""
     good = ("127.0.0.1", int(address.rpartition(":")[2]))
 
     def resolve_blocking(*asked: Any) -> list[tuple[int, Any]]:
@@ -139,7 +139,7 @@ async def test_nobody_listens(opener: Opener, tmp_path: Path) -> None:
 
 @pytest.fixture
 async def fake() -> AsyncIterator[Callable[[bytes], Awaitable[str]]]:
-    """Servers that answer each connection with fixed bytes."""
+    """Yield servers that answer each connection with fixed bytes."""
     servers = []
 
     async def start(data: bytes, *, keep_open: bool = True) -> str:
@@ -258,7 +258,8 @@ async def test_a_request_longer_than_the_daemon_accepts(address: str) -> None:
 def test_a_signal_in_the_middle_of_a_step_ends_the_connection(
     broker: LogBroker, tmp_path: Path
 ) -> None:
-    """Bytes may be lost then; the client says so instead of reading on out of step."""
+    """Bytes may be lost. The client then raises an error, and does not continue at a wrong
+    place."""
     ready: list[str] = []
 
     async def serve(stop: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""Consumers: where they begin, what counts as processed, and when that is stored."""
+"""Consumers: their start, the records that count as processed, and the times of checkpoints."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_batches(client: Opened, broker: LogBroker) -> None:
 async def test_batches_begin_with_the_rest_of_a_begun_batch(
     client: Opened, broker: LogBroker
 ) -> None:
-    """Whatever is asked for in which order, a checkpoint never passes what was not handed out."""
+    """In any order of requests, a checkpoint never passes records that were not returned."""
     consumer = make(client)
     batches = consumer.batches()
     assert await offsets(client, consumer, 3) == [1, 2, 3]
@@ -147,7 +147,8 @@ async def test_batches_begin_with_the_rest_of_a_begun_batch(
 async def test_closed_amid_a_batch(
     client: Opened, broker: LogBroker, offsets_stream: LocalOffsets
 ) -> None:
-    """The rest of the batch was never handed out; what could not be stored is tried again."""
+    """The rest of the batch was never returned. A checkpoint that could not be stored is tried
+    again."""
     consumer = make(client)
     await offsets(client, consumer, 3)
     offsets_stream.error = errors.DiskFull("no room")
@@ -163,7 +164,7 @@ async def test_closed_amid_a_batch(
 async def test_what_a_filter_passes_over_is_processed_too(
     client: Opened, broker: LogBroker
 ) -> None:
-    """Else the checkpoint of a consumer that few records match would never move."""
+    """Otherwise the checkpoint of a consumer with few matching records would never move."""
     consumer = make(
         client, checkpoint_interval=0.05, until=None, filter=Filter(subject="invoices.>")
     )

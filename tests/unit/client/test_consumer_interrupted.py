@@ -1,4 +1,4 @@
-"""Consumers that are cancelled or interrupted anywhere: what follows is the next record."""
+"""Consumers that are cancelled or interrupted anywhere return the next record after that."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 class Interrupted(Exception):
-    """As a handler of a signal raises it, wherever the program is."""
+    """An exception that a signal handler raises, at any place in the program."""
 
 
 def interrupt_each_decoding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The first time that the records of a batch are made is in vain; returns where it was."""
+    """Let the first attempt to make the records of each batch fail. Returns the places."""
     real, begun = RecordBatch.records, list[int]()
 
     def records(self: RecordBatch) -> list[Record]:
@@ -114,7 +114,7 @@ async def test_a_cancelled_close_is_made_up_for(broker: LogBroker) -> None:
 
 
 async def test_cancelling_at_every_turn(broker: LogBroker) -> None:
-    """Whatever was cancelled, the next record is the one that follows."""
+    """After any cancellation, the next record is the one that follows."""
     serve_checkpoints(broker)
     async with pull_server(broker) as (_, address), connect(address) as client:
         for turn in range(60):

@@ -1,4 +1,5 @@
-"""Consumers whose checkpoint, stream or connection is not what it was: at least once anyway."""
+"""Consumers whose checkpoint, stream or connection has changed: delivery at least once in all
+cases."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 async def test_at_least_once_whatever_interrupts(client: Opened, broker: LogBroker) -> None:
-    """Consumers are given up at any place, as a crash would: nothing is skipped, and no more is
-    read again than was processed since the last checkpoint."""
+    """Consumers end at any place, as in a crash. No record is skipped, and only records after the
+    last checkpoint are read again."""
     chance = random.Random(7)
     processed: list[int] = []
     rounds = 0
@@ -42,7 +43,8 @@ async def test_at_least_once_whatever_interrupts(client: Opened, broker: LogBrok
 
 
 async def test_leaving_by_an_error(client: Opened, broker: LogBroker) -> None:
-    """What was processed before is stored, what failed is not, and the error is what is raised."""
+    """Records processed before the error are stored, the failed one is not, and the same error is
+    raised."""
     consumer = make(client)
     with pytest.raises(KeyError):
         await client.step("fail_at", consumer, 17)
@@ -118,7 +120,8 @@ async def test_a_stream_made_anew(client: Opened, broker: LogBroker) -> None:
 async def test_a_daemon_that_has_lost_checkpoints(
     client: Opened, broker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older one means that records are read again. "None" is nothing to skip records by."""
+    """With an older checkpoint, records are read again. Without a checkpoint, no record may be
+    skipped."""
     await client.call("commit_checkpoint", "billing", "orders", 30)
     table = broker.checkpoints.table
     broker.checkpoints.table = CheckpointTable(dict(table.items()), losses=1)

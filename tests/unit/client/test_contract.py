@@ -1,4 +1,4 @@
-"""What the clients promise, over a real socket; every test runs for both of them."""
+"""The promises of the clients, over a real socket. Every test runs for both clients."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_a_start_by_time(both: Both, broker: LogBroker) -> None:
 
 
 async def test_end_is_the_high_watermark_at_the_call(address: str, broker: LogBroker) -> None:
-    """Batches appended while reading are not part of it, however slow the reader is."""
+    """Batches appended during the read are not part of it, however slow the reader is."""
     seen = 0
     async with connect(address) as client:
         async for batch in client.read_batches("orders", until="end", fetch_bytes=4096):
@@ -267,7 +267,7 @@ async def test_several_reads_share_a_connection(both: Both, broker: LogBroker) -
 
 
 async def test_values_handed_out_stay_as_they_were(both: Both, broker: LogBroker) -> None:
-    """Buffers are used again; whatever still looks into one keeps it from that."""
+    """Buffers are reused, but not while a view into them exists."""
     stream = broker.add("large")
     for i in range(24):
         stream.append([bytes([i]) * 100_000] * 3)

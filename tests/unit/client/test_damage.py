@@ -1,4 +1,4 @@
-"""Damaged records: readers learn exactly which are gone, and get everything else."""
+"""Damaged records: readers get the exact lost offsets, and all other records."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ def _lengths(raw: bytes, count: int) -> list[int]:
 
 
 def answer(bad: list[tuple[int, int]], batches: int = 5, skip: int = 0) -> FetchAnswer:
-    """An answer of batches of ten records from offset 1 on, with bits flipped; without the first
-    `skip` of them."""
+    """Return an answer of batches of ten records from offset 1 on, with flipped bits, without the
+    first `skip` batches."""
     parts = []
     for number in range(batches):
         values = [b"value %d" % n for n in range(10)]
@@ -225,7 +225,7 @@ def test_an_answer_says_where_to_fetch_on(number: int, kind: int) -> None:
 
 
 def test_where_nothing_is_proven_no_good_record_is_passed_over() -> None:
-    """Behind the first bad header no chain leads to the end of the answer."""
+    """After the first bad header, no chain leads to the end of the answer."""
     with pytest.raises(CorruptRange) as raised:
         list(answer([(1, HEADER), (3, HEADER)]).batches())
     assert (raised.value.first_offset, raised.value.next_offset) == (11, 12)
@@ -263,7 +263,7 @@ def test_a_batch_inside_a_value_is_not_taken_for_one_of_the_log() -> None:
 
 
 class Server:
-    """Answers each fetch at once, with what was prepared for it."""
+    """Answers each fetch at once with a prepared answer."""
 
     def __init__(self, *answers: FetchAnswer) -> None:
         self.answers = list(answers)
@@ -306,7 +306,7 @@ def test_damage_on_the_way_heals() -> None:
 
 
 def test_damage_on_the_way_that_stays_costs_one_batch() -> None:
-    """The daemon takes it for good, and every time it arrives damaged."""
+    """The daemon's batch is good, but it arrives damaged each time."""
     server = Server(
         answer([(3, HEADER)]),
         answer([(3, HEADER)], batches=4, skip=3),

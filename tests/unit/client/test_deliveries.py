@@ -1,4 +1,4 @@
-"""What the answers to the attempts of one message prove."""
+"""The conclusions from the answers to the attempts of one message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRONG_SEQUENCE = Refusal("a", 400, 10071, "wrong last sequence: 2")
 
 
 class Watched(Delivery):
-    """Counts how often it was settled."""
+    """Counts how often it gets a result."""
 
     def __init__(self, *expect: str) -> None:
         self.times = 0

@@ -1,4 +1,4 @@
-"""Clients of a stream with erased records: they get the others, with the protocol as it was."""
+"""Clients of a stream with erased records get the other records, with an unchanged protocol."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_filters(client: Opened, broker: LogBroker) -> None:
 async def test_a_reader_waits_behind_an_erased_end(
     address: str, broker: LogBroker, ranges: list[tuple[int, int]]
 ) -> None:
-    """It neither spins nor misses the next record, and others share what it reads."""
+    """It neither loops nor misses the next record, and other readers share its reads."""
     erase(broker, *ranges)
     stream = broker.streams["orders"]
     async with asyncio.TaskGroup() as group:
@@ -77,7 +77,7 @@ async def _follow(address: str, stop: int) -> list[int]:
 
 
 async def test_what_is_erased_under_a_reader(address: str, broker: LogBroker) -> None:
-    """From the answer on, every read leaves it out, also in shared memory."""
+    """After the answer, no read returns the record, even from shared memory."""
     stream = broker.streams["orders"]
     stream.append([b"last"])
     async with await connect(address) as client:

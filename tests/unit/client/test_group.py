@@ -39,21 +39,21 @@ KEYS = [b"key %d" % number for number in range(40)]
 
 
 def publish(broker: LogBroker, rounds: int) -> None:
-    """Each round is a batch with one record of each key; its value is the round."""
+    """Publish rounds. Each round is a batch with one record of each key; the value is the round."""
     stream = broker.stream("orders")
     for number in range(rounds):
         stream.append([b"%d" % number] * len(KEYS), keys=[*KEYS])
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Give the loop its turns until it is so, also on a machine that is busy."""
+    """Let the event loop run until the condition is true, even on a busy machine."""
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 
 
 class Seen:
-    """What all members of a group were given, by key."""
+    """The records that all members of a group have received, by key."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, list[int]] = defaultdict(list)
@@ -66,7 +66,7 @@ class Seen:
         self.count += 1
 
     def check(self, rounds: int) -> None:
-        """Everything once and in order."""
+        """Check that every record was received once and in order."""
         assert set(self.values) == set(KEYS)
         for offsets in self.values.values():
             assert offsets == sorted(set(offsets))
@@ -136,7 +136,7 @@ async def test_two_members_share_and_each_key_stays_in_order(
 async def test_keys_of_all_kinds_stay_with_one_member_in_order(
     broker: LogBroker, address: str, offsets_stream: object
 ) -> None:
-    """Empty, binary, as long as a message, and none: then the subject takes its place."""
+    """Empty, binary and long keys, and records without a key, for which the subject is used."""
     keys = [b"", b"\0\xff\n", b"k" * 1_048_576, "\u00fc".encode(), *KEYS[:8]]
     subjects = [b"mixed.a", b"mixed.b", b"mixed.c", b"mixed.d"]
     stream = broker.add("mixed", subject="mixed.>")
@@ -234,7 +234,7 @@ async def test_slots_that_are_far_behind_are_read_beside_the_others(
 async def test_slots_that_stay_wait_for_nothing_that_came(
     client: Opened, broker: LogBroker, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slots that came are behind, and nothing is there for them: those that stayed go on."""
+    """New slots are behind, and have no records: reads of the other slots continue."""
     publish(broker, 1)
     group = client.client.group("billing", "orders", start=101, session=60)
     await client.take(group, len(KEYS))
@@ -301,7 +301,7 @@ async def test_slots_that_stay_do_not_wait_for_the_commit_of_those_that_move(
 async def test_records_do_not_wait_for_a_commit_that_is_due(
     client: Opened, broker: LogBroker, offsets_stream: LocalOffsets, every: int | None
 ) -> None:
-    """Only those that would be more than it commits at once."""
+    """Only records beyond the number of one commit wait."""
     publish(broker, 10)
     interval = 0.02 if every is None else None
     group = client.client.group(
@@ -388,7 +388,7 @@ async def test_slots_that_stay_do_not_wait_for_a_connection_for_those_that_come(
 async def test_the_read_of_slots_that_stay_goes_on_while_others_come_and_go(
     client: Opened, broker: LogBroker, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No fetch of it is cancelled, and none asks for anything again."""
+    """None of its fetches is cancelled, and none requests the same records again."""
     served = Served(monkeypatch)
     publish(broker, 1)
     group = client.client.group("billing", "orders", start=101, session=60)
@@ -448,13 +448,13 @@ async def test_the_read_of_slots_that_stay_goes_on_while_others_come_and_go(
 
 
 def lanes_of(group: Any) -> list[Lane]:
-    """The reads that it has under way."""
+    """Return the reads that are in progress."""
     lanes: list[Lane] = group._state.lanes
     return lanes
 
 
 class Served:
-    """What members have asked of a pull server, for each connection, and what it has answered."""
+    """The requests of members on each connection to a pull server, and its answers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.queues: list[FetchQueue] = []
@@ -483,7 +483,7 @@ class Served:
         monkeypatch.setattr(FetchQueue, "cancel", cancelled)
 
     def slots(self, queue: FetchQueue) -> list[int]:
-        """How many slots each fetch has asked for."""
+        """Return the number of slots that each fetch has requested."""
         return [len(fetch.filter_slots or ()) for fetch in self.fetches[queue]]
 
 
@@ -512,7 +512,7 @@ def test_a_lane_joins_when_the_other_read_has_all_that_follows() -> None:
 
 
 def test_a_lane_does_not_join_while_a_fetch_without_its_slots_is_under_way() -> None:
-    """A slot went and came again."""
+    """A slot was released and assigned again."""
     reading = GroupByHand()
     reading.told(7, 7, 64, [0, 1], [7, 7], [101, 101])
     older = ReadByHand(reading)
@@ -598,8 +598,8 @@ async def test_the_same_name_again_continues_and_fences_the_first(
 
 
 def test_what_was_asked_as_an_earlier_member_says_nothing_of_this_one() -> None:
-    """A static member whose session had ended joins again under its name: its last beat before that
-    is answered as that of a member that another one has replaced."""
+    """A static member whose session had ended joins again under its name. The answer to its last
+    heartbeat before that says that another member has replaced it."""
     reading = GroupByHand()
     reading.told(7, 7, 64, [], [], [])
     replaced = GroupFenced("another client has joined", replaced=True)
@@ -612,7 +612,7 @@ def test_what_was_asked_as_an_earlier_member_says_nothing_of_this_one() -> None:
 async def test_a_process_that_hung_leaves_its_name_to_a_newer_one(
     broker: LogBroker, address: str, offsets_stream: LocalOffsets
 ) -> None:
-    """Its own clock tells it that its session has ended, before any answer does."""
+    """Its own clock shows the end of its session before any answer does."""
     async with connect(address) as one:
         older, newer = (one.group("billing", "orders", member="w") for _ in range(2))
         await anext(older)
@@ -632,12 +632,12 @@ def heartbeats_of(group: Any) -> Any:
 
 
 def end_session(group: Any) -> None:
-    """As after a long pause of the whole process."""
+    """End the session, as after a long pause of the whole process."""
     group._run_until, group._state.deadline = 0.0, -math.inf
 
 
 def test_a_join_whose_answer_was_lost_is_asked_for_again() -> None:
-    """Else its member would be taken for that of another client."""
+    """Otherwise its member would look like a member of another client."""
     reading = GroupByHand()
     first = reading.join()
     assert reading.join() == first
@@ -649,7 +649,7 @@ def test_a_join_whose_answer_was_lost_is_asked_for_again() -> None:
 
 
 class Read:
-    """As a reader that has had an answer in this epoch."""
+    """A reader that has received an answer in this epoch."""
 
     def __init__(
         self, epoch: int, position: int = 0, divided_by: frozenset[int] | None = None
@@ -659,8 +659,8 @@ class Read:
 
 
 def test_slots_that_others_have_read_in_a_newer_epoch() -> None:
-    """A daemon that was restarted counts another epoch. A member that has read nothing in it gets
-    slots that others have read there: it must not state that its own epoch reaches so far."""
+    """A restarted daemon has another epoch. A member that has read nothing in this epoch gets slots
+    that others have read there. It must not report that its own epoch extends so far."""
     reading = GroupByHand()
     reading.told(7, 7, 64, [0], [7], [101], "i", 2)
     (first,) = reading.lanes
@@ -707,7 +707,7 @@ def test_what_the_daemon_has_divided_is_looked_at_only_after_slots_have_gone(
 
 
 def test_a_slot_is_revoked_once() -> None:
-    """Also when the session ends while it is being given up."""
+    """Also if the session ends during the release."""
     revoked: list[Sequence[int]] = []
     reading = GroupByHand(on_revoked=revoked.append)
     reading.told(7, 7, 64, [0, 1], [7, 7], [101, 101])
@@ -751,7 +751,7 @@ async def test_stop_ends_the_iteration_and_everything_returned_counts(
 
 
 async def test_stop_ends_the_iteration_although_more_records_have_come(client: Opened) -> None:
-    """Also within the time in which records are returned without a look at anything else."""
+    """Also during the time in which records are returned without other checks."""
     group = client.client.group("billing", "orders", session=60)
     assert [one.offset for one in await client.take(group, 2)] == [1, 2]
     group.stop()
@@ -798,7 +798,7 @@ async def test_seek_list_and_remove(client: Opened, broker: LogBroker) -> None:
 async def test_after_close_no_beat_is_under_way(
     client: Opened, broker: LogBroker, member: str | None
 ) -> None:
-    """It would be answered seconds later, and the thread that waits for it is waited for."""
+    """It would be answered seconds later, and close would wait for its thread."""
     group = client.client.group("billing", "orders", member=member, session=60)
     await client.take(group, 1)
     heartbeats = heartbeats_of(group)._background
@@ -824,7 +824,8 @@ def test_what_cannot_be() -> None:
 
 
 def test_slots() -> None:
-    """Other clients compute the same ones: CRC-32C of the key, else of the subject."""
+    """Other clients compute the same slots: CRC-32C of the key or, without a key, of the
+    subject."""
     records = [
         Record(1, 0, "orders.eu", b"key 1", b"", b""),
         Record(2, 0, "orders.eu", None, b"", b""),

@@ -1,4 +1,4 @@
-"""`import liftlog.client` is for programs that have nothing to do with the daemon."""
+"""`import liftlog.client` is for programs without a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be published, and the bytes that carry it."""
+"""Messages that may be published, and their bytes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("use_envelope", [False, True])
 def test_every_line_is_sent_in_its_order(use_envelope: bool) -> None:
-    """Also beside an envelope, which could not hold these."""
+    """Also with an envelope, which could not hold these lines."""
     for given in (HOSTILE, MessageHeaders(build_block(HOSTILE))):
         payload, block = make(headers=given, key="k", use_envelope=use_envelope).to_wire("r")
         found = header_lines(block)

@@ -1,4 +1,4 @@
-"""The publisher and a connection of nats-py that goes away, comes back, or ends."""
+"""The publisher and a connection of nats-py that is lost, reconnects, or is closed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from liftlog.records.message_headers import MessageHeaders
 
 
 class Connection:
-    """As much of nats-py's client as a publisher uses. Acks what `answers` lets through."""
+    """The part of nats-py's client that a publisher uses. It acks messages that `answers`
+    accepts."""
 
     def __init__(self) -> None:
         self.is_connected = True
@@ -88,7 +89,7 @@ def nc() -> Any:
 
 
 async def test_nothing_is_handed_to_a_connection_that_is_down(nc: Any) -> None:
-    """nats-py would keep it and send it whenever it is back."""
+    """nats-py would keep the message and send it after reconnecting."""
     async with Publisher(nc) as publisher:
         nc.is_connected = False
         future = await publisher.submit("s", b"1")

@@ -1,4 +1,4 @@
-"""One read by itself: its position, and the fetches it sends, in rare orders of events."""
+"""One read alone: its position and its fetches, in rare orders of events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from liftlog.protocol.messages import Fetch, FetchHeader
 
 
 class Requests:
-    """The requests of a read; a test answers them."""
+    """The requests of a read. A test answers them."""
 
     def __init__(self) -> None:
         self.sent: list[Fetch] = []
@@ -53,7 +53,7 @@ class Requests:
         return header
 
     def fail(self, *errors: LiftlogError) -> None:
-        """Answer the newest request with an error, or several that were sent with these."""
+        """Answer the newest request, or several that were sent with these, with an error."""
         for exchange, error in zip(self.exchanges[-len(errors) :], errors, strict=True):
             exchange.finish(None, error)
 
@@ -82,7 +82,7 @@ def test_fetches_stay_within_the_limit_after_a_reconnect(requests: Requests) -> 
 
 
 def test_after_damage_at_its_start_a_read_still_states_the_incarnation(requests: Requests) -> None:
-    """And no epoch, since a later one may begin behind the damage."""
+    """It contains no epoch, because a later epoch may begin after the damage."""
     ahead = ReadAhead(requests, "orders", 31, None, incarnation="mine", epoch=2, on_corrupt="skip")
     assert ahead.next_batch() is None
     requests.fail(corrupt(31, 41))
@@ -124,7 +124,7 @@ def test_a_read_that_stops_before_its_first_fetch_sends_none(requests: Requests)
 
 
 def test_the_position_stays_before_damage_that_is_not_reported_yet(requests: Requests) -> None:
-    """The daemon has skipped it, in an answer that was not read."""
+    """The daemon has skipped the damage, in an answer that was not read yet."""
     told: list[CorruptRange] = []
     ahead = ReadAhead(requests, "orders", 1, None, on_corrupt=told.append)
     assert ahead.next_batch() is None

@@ -1,4 +1,4 @@
-"""Batches from a daemon as Arrow: only what was asked for."""
+"""Batches from a daemon as Arrow: only the requested columns."""
 
 from __future__ import annotations
 

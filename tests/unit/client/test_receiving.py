@@ -1,4 +1,4 @@
-"""How the asyncio client takes what arrives: seldom while much is missing, each reader its own."""
+"""How the asyncio client receives: rarely while much is missing, and each reader for itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def large(broker: LogBroker) -> LogBroker:
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes of a body were missing, each time that input was taken in the midst of one."""
+    """Return the number of missing bytes of a body at each receive in the middle of it."""
     missing_bytes: list[int] = []
     receive = Link.receive
 
@@ -60,7 +60,7 @@ async def test_a_body_that_trickles_in_wakes_its_reader_a_few_times(
 async def test_a_slow_way_is_not_taken_for_a_silent_daemon(
     large: LogBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bytes that wait for more of them, so that all are taken at once, are a sign of life."""
+    """Bytes that wait for further bytes show that the daemon is alive."""
     monkeypatch.setattr(link, "LOOK_SECONDS", 0.02)
     async with pull_server(large) as (_, target), cutting_proxy(target) as proxy:
         client = await connect(proxy.address, request_timeout=0.3)
@@ -77,7 +77,7 @@ async def test_a_slow_way_is_not_taken_for_a_silent_daemon(
 async def test_readers_that_wait_take_their_input_in_turn(
     large: LogBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one received it has looked at before the next receives."""
+    """A reader examines its bytes before the next reader receives."""
     events: list[tuple[str, Any]] = []
     receive = Link.receive
 

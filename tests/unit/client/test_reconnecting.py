@@ -1,4 +1,4 @@
-"""What becomes of reads and calls when the connection is lost under them."""
+"""Reads and calls whose connection is lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def closed() -> Policy:
 
 
 async def opening_bytes(address: str) -> int:
-    """Bytes of answers until a client is connected."""
+    """Return the number of bytes of answers until a client is connected."""
     async with cutting_proxy(address) as probe:
         for budget in itertools.count(20):
             probe.budgets.append(budget)
@@ -64,8 +64,8 @@ async def opening_bytes(address: str) -> int:
 async def test_a_read_cut_anywhere_gives_every_record_once(
     kind: str, proxy: CuttingProxy, broker: LogBroker, step: int
 ) -> None:
-    """Each connection lives for `step` bytes more than the one before: within the hello, within
-    headers of answers, within bodies, between batches of one body."""
+    """Each connection ends after `step` more bytes than the previous one: within the hello, within
+    headers of answers, within bodies, and between batches of one body."""
     stream = broker.add("mixed", subject="mixed.>")
     for size in range(40):
         stream.append([bytes([size]) * (size * 37 % 2000)] * (1 + size % 5))
@@ -80,7 +80,7 @@ async def test_a_read_cut_anywhere_gives_every_record_once(
 
 
 async def test_a_reader_goes_on_after_a_restart(kind: str, broker: LogBroker) -> None:
-    """The daemon says that it is stopping, is away for a while, and comes back."""
+    """The daemon reports that it is stopping, stops for a while, and starts again."""
     stream = broker.streams["orders"]
     seen: list[int] = []
     async with cutting_proxy(None) as proxy:
@@ -107,7 +107,7 @@ async def test_a_reader_goes_on_after_a_restart(kind: str, broker: LogBroker) ->
 async def test_latest_means_latest_at_the_call(
     kind: str, broker: LogBroker, proxy: CuttingProxy, restart: str
 ) -> None:
-    """Records that were committed while the connection was away are not skipped."""
+    """Records that were committed during the interruption are not skipped."""
     stream = broker.streams["orders"]
     client = await Opened.to(kind, proxy.address)
     reading = asyncio.create_task(client.offsets("orders", "latest", 104))
@@ -143,7 +143,7 @@ async def test_a_stream_created_anew_meanwhile_is_told(
 
 
 async def test_another_history_is_told(kind: str, broker: LogBroker, proxy: CuttingProxy) -> None:
-    """The daemon comes back without the last records that were read, and has written others."""
+    """The daemon restarts without the last records that were read, and has written others."""
     stream = broker.streams["orders"]
     client = await Opened.to(kind, proxy.address)
     reading = asyncio.create_task(client.offsets("orders", 95))
@@ -180,7 +180,7 @@ async def test_harmless_calls_are_repeated(kind: str, proxy: CuttingProxy) -> No
 
 
 async def answer_is_lost(proxy: CuttingProxy, kind: str, address: str) -> Opened:
-    """A client whose first answer is cut off; its next connection lives."""
+    """Return a client whose first answer is cut off. Its next connection stays open."""
     proxy.budgets.append(await opening_bytes(address) + 2)
     return await Opened.to(kind, proxy.address)
 
@@ -276,7 +276,8 @@ async def test_closing_ends_those_who_wait(proxy: CuttingProxy) -> None:
 
 
 async def test_cancelling_at_every_turn_of_a_reconnect(proxy: CuttingProxy) -> None:
-    """A caller that connects may be cancelled at any await: the others continue, nothing leaks."""
+    """A caller that connects may be cancelled at any await. The other callers continue, and no
+    connection leaks."""
     async with connect(proxy.address) as client:
         cancelled = 0
         for turn in range(60):
@@ -313,7 +314,8 @@ async def test_many_readers_share_one_new_connection(proxy: CuttingProxy) -> Non
 async def test_a_silent_daemon_is_taken_for_gone(
     kind: str, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection stands, but nothing comes: a machine that lost its power, a frozen process."""
+    """The connection stays open, but no data arrive, as from a machine without power or a stopped
+    process."""
     monkeypatch.setattr(link, "LOOK_SECONDS", 0.02)
     client = await Opened.to(kind, proxy.address, request_timeout=0.3)
     welcome = router_of(client.client).link.connection.welcome
@@ -328,7 +330,8 @@ async def test_a_silent_daemon_is_taken_for_gone(
 async def test_a_read_whose_fetch_a_signal_kept_from_leaving_goes_on(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No caller waits for an answer then; the silence of the connection shows it."""
+    """No caller waits for an answer in this case. The silence of the connection shows the
+    problem."""
     client = await asyncio.to_thread(connect_sync, address, request_timeout=0.1)
     object.__setattr__(router_of(client).link.connection.welcome, "max_wait_ms", 0)
     session = router_of(client)._newest

@@ -1,4 +1,4 @@
-"""What a read does when its place is gone: the policy, and that the reader is always told."""
+"""Reads whose position does not exist any more: the policy, and the report to the reader."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_callback_that_raises_ends_the_read(both: Both) -> None:
 
 
 async def test_a_stream_made_anew_is_read_to_its_own_end(both: Both, broker: LogBroker) -> None:
-    """The end that was asked for was the old stream's, far beyond what the new one holds."""
+    """The requested end belonged to the old stream, and is far beyond the end of the new one."""
     told: list[Reset] = []
 
     def make_anew(_: Any) -> None:

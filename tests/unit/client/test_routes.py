@@ -1,4 +1,4 @@
-"""Which address a client asks next, by what the nodes have told it."""
+"""The address that a client uses next, from the reports of the nodes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_named_node_is_asked_at_once_but_only_once() -> None:
 async def test_time_spent_on_the_way_to_the_right_node_is_not_counted_twice(
     kind: type[Router] | type[SyncRouter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the last node has no time left, or less than none."""
+    """Otherwise the last node has no time left, or a negative time."""
     ends: list[float] = []
 
     def ask_once(*asked: Any) -> Exchange:

@@ -1,4 +1,4 @@
-"""Filters and columns as both clients offer them."""
+"""Filters and columns in both clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ BLOCK = b"NATS/1.0\r\nKind: %b\r\n\r\n"
 
 @pytest.fixture
 def keyed(broker: LogBroker) -> LogBroker:
-    """Offsets 101 to 1100 with the keys 0 to 9 in turn, and every tenth with the header Kind."""
+    """Yield a broker with the offsets 101 to 1100, the keys 0 to 9 in turn, and the header Kind on
+    every tenth record."""
     stream = broker.streams["orders"]
     for first in range(101, 1101, 50):
         numbers = range(first, first + 50)
@@ -102,7 +103,7 @@ async def test_what_cannot_be_meant_is_refused(both: Both, options: Any) -> None
 
 
 def test_an_old_daemon_that_ignores_the_filter_is_noticed() -> None:
-    """It knows nothing of the keys, and answers with whole batches."""
+    """The old daemon does not support filters, and answers with whole batches."""
     asked: list[Exchange] = []
 
     class Daemon:

@@ -1,5 +1,5 @@
-"""`order="sequence"` when the expected stream does not answer: how long messages wait, and what
-their error says."""
+"""`order="sequence"` when the expected stream does not answer: the wait of messages, and the text
+of their error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads that were stopped: where they stand then, and that no caller waits for them forever."""
+"""Reads that were stopped: their position, and no caller that waits forever."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_a_request_that_is_too_long_ends_the_read(client: Opened, broker: 
 
 
 class DyingServer:
-    """Answers with a header; the connection turns out to be lost when a request is given up."""
+    """Answers with a header. A cancelled request shows that the connection is lost."""
 
     def __init__(self) -> None:
         self.open: list[Exchange] = []
@@ -164,7 +164,8 @@ def test_stopping_over_a_connection_that_is_lost_just_then() -> None:
 async def test_a_checkpoint_names_the_epoch_of_the_records_before_it(
     client: Opened, broker: LogBroker
 ) -> None:
-    """The daemon was killed and came back in a new epoch; what it wrote since can be committed."""
+    """The daemon was killed and started in a new epoch. Records that it wrote after that can be
+    committed."""
     serve_checkpoints(broker)
     consumer = client.client.consumer("billing", "orders", checkpoint_every=5, start=96)
     await client.take(consumer, 5)
@@ -181,8 +182,8 @@ async def test_a_checkpoint_names_the_epoch_of_the_records_before_it(
 async def test_attempts_keep_their_pauses_whoever_makes_them(
     kind: str, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Many calls in a row, each with little time, are no storm: the pauses go on growing from one
-    call to the next, and the loss is told once."""
+    """Many calls in succession with short timeouts do not flood the daemon: the pauses continue to
+    grow from call to call, and the loss is reported once."""
     async with cutting_proxy(address) as proxy:
         client = await Opened.to(kind, proxy.address, request_timeout=0.2)
         await client.call("ping")

@@ -1,4 +1,4 @@
-"""A token that everybody on the way could read is a warning, once."""
+"""A token that others on the network could read causes one warning."""
 
 import logging
 

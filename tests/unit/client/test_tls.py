@@ -91,7 +91,7 @@ async def test_everything_is_read_over_tls(
 async def test_pipelined_small_requests_are_all_answered(
     tls_server: tuple[PullServer, str], authority: Authority
 ) -> None:
-    """Many requests come in one TLS record, and more than the server takes at once."""
+    """One TLS record contains many requests, more than the server accepts at once."""
     async with connect(tls_server[1], tls=authority.ca) as client:
         async with asyncio.TaskGroup() as group:
             for _ in range(500):

@@ -1,4 +1,4 @@
-"""A worker without a connection: its batches, and what it acks and returns."""
+"""A worker without a connection: its batches, and the messages that it acks and returns."""
 
 from __future__ import annotations
 

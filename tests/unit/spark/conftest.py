@@ -9,7 +9,7 @@ from support.spark.exporting import Export, ExportedStreams
 
 @pytest.fixture
 def streams(tmp_path: Path) -> Iterator[ExportedStreams]:
-    """A broker in a thread, with a stream `in` that may be compacted."""
+    """Yield a broker in a thread, with a stream `in` that may be compacted."""
     with ExportedStreams(tmp_path / "data") as streams:
         streams.create("in")
         yield streams
@@ -17,11 +17,11 @@ def streams(tmp_path: Path) -> Iterator[ExportedStreams]:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> str:
-    """Where exports go; not there yet."""
+    """Return the place of exports, which does not exist yet."""
     return str(tmp_path / "lake")
 
 
 @pytest.fixture
 def export(streams: ExportedStreams, lake: str) -> Export:
-    """Of the stream `in`, into Parquet files."""
+    """Return an export of the stream `in` to Parquet files."""
     return Export(streams, "in", lake)

@@ -1,4 +1,4 @@
-"""The rows that Spark gets are the records, whatever the batches look like."""
+"""The rows that Spark gets are the records, for all kinds of batches."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def streams(draw: st.DrawFn) -> list[RecordBatch]:
 
 
 def expected_rows(batches: list[RecordBatch], pattern: str | None) -> list[dict[str, Any]]:
-    """From the pure codec, record by record."""
+    """Return the rows from the pure codec, record by record."""
     return [
         {
             "offset": one.offset,
@@ -120,7 +120,7 @@ def test_a_filter_that_leaves_little_still_makes_full_batches() -> None:
 
 
 def test_what_is_decoded_at_once_is_bounded_by_what_it_becomes() -> None:
-    """Batches of a MiB that hardly take any room on the wire."""
+    """Batches of one MiB that are very short when they are compressed."""
     codec = codec_named("zstd")
     assert codec is not None
     plain = make(1, [(b"a.x", bytes(1 << 20), None, b"")])

@@ -45,7 +45,7 @@ def test_two_formats_at_once(streams: ExportedStreams, export: Export, lake: str
 def test_another_makes_the_table_first(
     streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While this one has seen that there is none, and has not yet begun."""
+    """This run has found no table, and has not begun yet."""
     streams.put("in", [Put("a", b"1"), Put("a", b"2")])
 
     def slow(*arguments: Any) -> Any:
@@ -85,7 +85,7 @@ def test_many_at_once(streams: ExportedStreams, lake: str) -> None:
 
 
 def test_a_run_that_took_for_ever(streams: ExportedStreams, export: Export, lake: str) -> None:
-    """Its number was taken, and the manifest of that number is removed by now."""
+    """Another run has used its number, and the manifest of this number was removed again."""
     streams.put("in", [Put("a", b"1")])
 
     def others() -> None:

@@ -1,4 +1,4 @@
-"""Merge on read: runs that write what changed, readers that leave out the rest, and folds."""
+"""Merge on read: runs that write the changes, readers that leave out replaced rows, and folds."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def test_retention(streams: ExportedStreams, export: Export, lake: str) -> None:
 def test_only_offsets_are_left_of_a_fine_division(
     streams: ExportedStreams, export: Export, lake: str
 ) -> None:
-    """Large values have divided half of the keys further; then these are deleted, and the files of
-    their rows go, but not those of their offsets."""
+    """Because of large values, half of the keys have more buckets. Then these keys are deleted. The
+    files of their rows are removed, but the files of their offsets are not."""
     names = [f"k{n}" for n in range(2000)]
     even, odd = ([one for one in names if crc32c(one.encode()) % 2 == half] for half in (0, 1))
     odd = odd[:20]
@@ -208,7 +208,7 @@ class Lake:
         self.folds = 0
 
     def run(self, ranges: list[list[Row]], bucket_bytes: int, start: int, fold: bool) -> int:
-        """The bytes that were written."""
+        """Run, and return the number of written bytes."""
         self.runs += 1
         directory = f"run{self.runs}"
         self.store.make_directory(f"{directory}/{STAGED}")
@@ -301,8 +301,9 @@ def test_any_runs(tmp_path_factory: Any, runs: Any, most: int, part: float) -> N
     ],
 )
 def test_the_bound_of_what_is_written(tmp_path: Path, count: int, folded: int, ends: float) -> None:
-    """A long series, 1 % of the keys each: what a run writes, what all of them do, and what a
-    reader has to read beside the keyed files. `ends` is the share of the ends of small files."""
+    """A long series with changes of 1 % of the keys each: the bytes that a run writes, the bytes of
+    all runs, and the bytes that a reader reads in addition to the keyed files. `ends` is the share
+    of the footers of small files."""
     import random
 
     lake, chance = Lake(tmp_path), random.Random(1)

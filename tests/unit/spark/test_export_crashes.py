@@ -1,4 +1,4 @@
-"""Exports on a machine that stops between every two steps."""
+"""Exports on a machine that stops between any two steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _second(streams: ExportedStreams, export: Export) -> None:
 
 
 def _third(streams: ExportedStreams, export: Export) -> None:
-    """With something to remove afterwards."""
+    """A third run, with files to remove afterwards."""
     _second(streams, export)
     for n in range(2):
         export()
@@ -46,7 +46,7 @@ def _third(streams: ExportedStreams, export: Export) -> None:
 def test_directories_of_a_run_that_was_killed(
     streams: ExportedStreams, export: Export, lake: str
 ) -> None:
-    """They exist and are not durable yet; then the power fails, after a whole run."""
+    """They exist and are not durable yet. Then the power fails after a complete run."""
     _first(streams, export)
     for step in range(8):
         with disk(stop_before=step) as killed, pytest.raises(Stopped):
@@ -60,7 +60,7 @@ def test_directories_of_a_run_that_was_killed(
 
 
 def _merged(streams: ExportedStreams, export: Export) -> None:
-    """On read, with changes of two runs, and with something to remove afterwards."""
+    """A run with merge on read, with changes of two runs, and with files to remove afterwards."""
     streams.put("in", [Put(f"k{n}", b"0") for n in range(40)])
     export(layout="merge-on-read")
     for n in range(3):

@@ -1,4 +1,4 @@
-"""Exports into Delta tables, as other tools see them."""
+"""Exports to Delta tables, as other tools read them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def export(streams: ExportedStreams, lake: str) -> Export:
 
 
 def rows(lake: str) -> list[Any]:
-    """As delta-rs reads the table."""
+    """Return the rows that delta-rs reads."""
     found = QueryBuilder().register("lake", DeltaTable(lake))
     asked = found.execute("select offset, key, value from lake order by offset")
     return [tuple(row.values()) for row in pa.table(asked.read_all()).to_pylist()]
@@ -103,7 +103,7 @@ def test_two_at_once(streams: ExportedStreams, export: Export, lake: str) -> Non
 def test_a_commit_between_look_and_commit(
     streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Delta's own check: both have seen the table as it was before."""
+    """Delta's own check: both runs have read the same earlier version of the table."""
     streams.put("in", [Put("a", b"1")])
     export()
     streams.put("in", [Put("a", b"2")])
@@ -199,7 +199,7 @@ def test_a_table_that_forgot_its_last_run(
 def test_a_log_that_cannot_be_read(
     streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is committed stays so, and the caller gets an error of ours that says what is wrong."""
+    """The commit stays valid, and the caller gets an error of ours with the problem."""
 
     def broken(self: DeltaTable, limit: int | None = None) -> Any:
         raise DeltaError("its checkpoint is gone")
@@ -217,7 +217,7 @@ def test_a_log_that_cannot_be_read(
 
 
 def test_a_url(streams: ExportedStreams, tmp_path: Path) -> None:
-    """The store for URLs, over one that is here."""
+    """The store for URLs, used for a local place."""
     store = RemoteStore((tmp_path / "remote").as_uri())
     store.make_directory("a/b")
     for path, data in (("a/b/one", b"1"), ("a/two", b"22")):
@@ -239,7 +239,7 @@ def test_a_url(streams: ExportedStreams, tmp_path: Path) -> None:
 def test_tasks_over_a_url(
     streams: ExportedStreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are staged and merged through the store for URLs: no connector of Spark's is asked."""
+    """Rows are staged and merged through the store for URLs, without a connector of Spark."""
     for module in (merging, scanning, opening):
         monkeypatch.setattr(module, "open_store", lambda where: RemoteStore(_uri(where)))
     lake = str(tmp_path / "lake")
@@ -290,13 +290,13 @@ def test_a_url_of_a_file_is_not_cut_short(streams: ExportedStreams, tmp_path: Pa
 
 
 def test_s3a_is_s3() -> None:
-    """Spark's spelling; nothing is connected to yet."""
+    """Spark's name of the scheme. Nothing is connected yet."""
     assert RemoteStore("s3a://lake/orders?region=us-east-1").uri.startswith("s3://lake/orders")
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is read of the whole log of a Delta table."""
+    """Record the reads of the whole log of a Delta table."""
     asked: list[str] = []
     init, history = DeltaTable.__init__, DeltaTable.history
 

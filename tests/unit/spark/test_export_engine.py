@@ -1,4 +1,4 @@
-"""How an export tells of a Spark whose JVM is gone. Without a JVM."""
+"""Reports of an export about a Spark whose JVM has ended. Without a JVM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from liftlog.spark.export.engine import SparkEngine
 
 
 class LosingItsJvm:
-    """A session whose JVM is gone from the call named `at` on."""
+    """A session whose JVM has ended from the call named `at` on."""
 
     def __init__(self, at: str) -> None:
         self.at = at

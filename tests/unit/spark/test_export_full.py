@@ -14,7 +14,7 @@ from liftlog.spark.export import newest
 
 @pytest.fixture
 def archive(streams: ExportedStreams, tmp_path: Path) -> Export:
-    """An append table of ten records with two keys."""
+    """Return an append table of ten records with two keys."""
     streams.put("in", [Put("ab"[n % 2], b"%d" % n) for n in range(10)])
     archive = Export(streams, "in", str(tmp_path / "archive"))
     archive(mode="append")
@@ -100,7 +100,7 @@ def test_a_table_of_a_stream_that_is_gone(
 
 
 def test_a_manifest_that_cannot_be_read(archive: Export) -> None:
-    """What the table held, and in which mode, is not known then."""
+    """The content and the mode of the table are unknown in this case."""
     before = rows_of(archive)
     manifest = Path(archive.to, "_manifest", f"{1:020d}.json")
     intact = manifest.read_bytes()

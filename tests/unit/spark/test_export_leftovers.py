@@ -71,7 +71,7 @@ def test_a_later_run_under_way_is_left_alone(
 
 
 def test_what_killed_runs_leave_goes(streams: ExportedStreams, export: Export, lake: str) -> None:
-    """Killed while the power stays: all that was written lies there."""
+    """They were killed without a power cut, so everything that they wrote exists."""
     streams.put("in", [Put("a", b"1")])
     left: set[str] = set()
     step = 0

@@ -1,4 +1,4 @@
-"""`--skip-lost` records every loss: in the summary, in the manifest, and which keys it concerns."""
+"""`--skip-lost` records every loss in the summary and in the manifest, with the affected keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spans(lost: object) -> list[tuple[int, int]]:
 
 
 def put_groups(streams: ExportedStreams, groups: int = 4) -> None:
-    """Batches of two records, [1, 3), [3, 5) and so on, each with keys a and b."""
+    """Put batches of two records, [1, 3), [3, 5) and so on, each with the keys a and b."""
     for n in range(groups):
         streams.put("in", [Put("a", b"%d" % n), Put("b", b"%d" % n)])
 
@@ -71,7 +71,7 @@ def test_a_loss_is_not_forgotten_by_the_next_run(
 def test_damage_on_both_sides_of_a_border_between_tasks(
     streams: ExportedStreams, export: Export, lake: str
 ) -> None:
-    """One loss in the manifest, however many tasks have met it."""
+    """The manifest has one loss, even if several tasks have found it."""
     streams.put("in", [Put(f"k{n}", b"v" * 100) for n in range(60)])
     streams.put("in", [Put("last", b"1")])
     streams.damage("in", 30, noticed=False)

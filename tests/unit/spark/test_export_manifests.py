@@ -1,4 +1,4 @@
-"""Manifests of an export: as their page has them, damaged, old, and made up."""
+"""Manifests of an export: as their page describes them, damaged, old, and forged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_manifest_that_is_damaged(streams: ExportedStreams, export: Export, la
 
 
 def test_the_manifest_as_its_page_says(streams: ExportedStreams, export: Export, lake: str) -> None:
-    """Read by a program that knows nothing but docs/reference/export.md."""
+    """Read by code that uses only docs/reference/export.md."""
     streams.put("in", [Put("a", b"1"), Put("a", b"2"), Put(None, b"3")])
     export()
     raw = max(Path(lake, "_manifest").glob("[0-9]*.json")).read_bytes()

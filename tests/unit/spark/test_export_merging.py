@@ -1,4 +1,4 @@
-"""Merging by buckets against a dict, without a stream: the tasks themselves, and their plan."""
+"""Merging by buckets compared with a dict, without a stream: the tasks and their plan."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Lake:
         return sorted(rows, key=lambda row: row[0])
 
     def check(self) -> None:
-        """Each file is as it is told to be."""
+        """Check that each file agrees with its description."""
         for file in self.files:
             rows = pq.read_table(self.directory / file.path).to_pylist()
             offsets = [row["offset"] for row in rows]
@@ -173,7 +173,7 @@ def test_all_keys_in_one_bucket(lake: Lake) -> None:
 
 
 def test_files_that_know_no_bucket(lake: Lake) -> None:
-    """Of manifests as they once were, and of other tools: each task takes its own of them."""
+    """Files of old manifests and of other tools: each task takes its own rows from them."""
     lake.run([some(50)])
     assert {file.bucket for file in lake.files} == {ALL_KEYS}
     lake.run([some(50, 50)], 100)
@@ -182,7 +182,7 @@ def test_files_that_know_no_bucket(lake: Lake) -> None:
 
 
 def test_a_file_of_another_tool(lake: Lake) -> None:
-    """Rows with and without keys, one large row group, and types that are as good."""
+    """Rows with and without keys, one large row group, and other but compatible types."""
     rows: list[Row] = [*some(40), (40, None, b"x"), (41, b"", b"y")]
     schema = pa.schema([("value", pa.large_binary()), ("key", pa.large_binary()), ("offset", "i8")])
     table = pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=True)) for row in rows])

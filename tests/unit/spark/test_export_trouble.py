@@ -1,4 +1,4 @@
-"""What an export makes of damage, of a lease that ends, and of a directory that not all share."""
+"""Exports with damage, with a lease that ends, and with a directory that hosts do not share."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_comes_meanwhile_waits_for_the_next_run(
 
 
 def _tampered(monkeypatch: pytest.MonkeyPatch, after: str, change: Callable[[], object]) -> None:
-    """Between a phase and the phase that needs its files."""
+    """Change files between a phase and the phase that needs them."""
     run = LocalEngine.run
 
     def tampered(self: LocalEngine, phase: str, *rest: Any) -> Any:
@@ -98,7 +98,8 @@ def test_a_staged_file_that_a_merge_does_not_find_whole(
     monkeypatch: pytest.MonkeyPatch,
     left: int,
 ) -> None:
-    """As where not all hosts share the directory: gone, short, or another one of that size."""
+    """As if hosts did not share the directory: the file is missing, short, or another file of this
+    size."""
     for n in range(3):
         streams.put("in", [Put("a", b"%d" % n * 100)])
 
@@ -166,7 +167,8 @@ def test_links_that_replace(export: Export, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_answer_to_a_link_is_lost(
     streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over NFS: it was made, and asking again finds it. It is ours, and as durable as any."""
+    """Over NFS: the link was made, and a repetition finds it. It belongs to this run, and is
+    durable."""
 
     class Repeating(Disk):
         def link(self, existing: Path, new: Path) -> None:

@@ -1,4 +1,5 @@
-"""`liftlog export vacuum`: which snapshots go, by age and number, and what it never touches."""
+"""`liftlog export vacuum`: the snapshots that it removes, by age and number, and the files that it
+never removes."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def _later(days: float) -> int:
 
 @pytest.fixture
 def snapshots(streams: ExportedStreams, export: Export) -> None:
-    """Six, of which each run has kept all."""
+    """Make six snapshots, none of which was removed by a run."""
     for n in range(6):
         streams.put("in", [Put("a", b"%d" % n)])
         export(keep_seconds=30 * DAY)
@@ -105,7 +106,7 @@ def test_what_a_stopped_run_left(streams: ExportedStreams, export: Export, lake:
 
 
 def snapshot_of(lake: str, number: int) -> Any:
-    """As its manifest describes it."""
+    """Return a snapshot according to its manifest."""
     return ManifestTable(lake, open_store(lake))._read(number)  # type: ignore[arg-type]
 
 
@@ -130,7 +131,7 @@ def test_a_vacuum_that_stops_anywhere(lake: str) -> None:
 
 @pytest.fixture
 def leftovers(tmp_path: Path) -> Path:
-    """A directory with one file of five bytes, and one more in `staged`."""
+    """Return a directory with one file of five bytes, and another file in `staged`."""
     run = tmp_path / "run"
     (run / "staged").mkdir(parents=True)
     for path in (run / "part", run / "staged" / "rows"):
@@ -214,7 +215,7 @@ def test_a_delta_table_does_not_count_snapshots(streams: ExportedStreams, tmp_pa
 
 
 def test_directories_that_a_run_empties(streams: ExportedStreams, tmp_path: Path) -> None:
-    """Also those of runs that are older than what a run reads of the table's log."""
+    """Also directories of older runs than those that a run reads in the table's log."""
     lake = tmp_path / "delta"
     export = Export(streams, "in", str(lake), format="delta")
     for n in range(12):

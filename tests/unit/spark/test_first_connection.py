@@ -1,4 +1,4 @@
-"""A job or a task that begins while its daemon is being restarted."""
+"""A job or a task that begins during a restart of its daemon."""
 
 from __future__ import annotations
 

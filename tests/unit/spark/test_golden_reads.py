@@ -1,5 +1,5 @@
-"""The golden files for readers: Python reads them so. `spark-connector/test` checks that Java reads
-them in the same way."""
+"""The golden files for readers, read by Python. `spark-connector/test` checks that Java reads them
+in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals while Spark starts and while it works, without Spark."""
+"""Signals during the start and the work of Spark, without Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from liftlog.spark.export import interrupts
 
 
 class Gate:
-    """A call that ends when it is opened. `begin` is told when it runs."""
+    """A call that ends when the gate is opened. `begin` is called when it runs."""
 
     def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
         self.opened = threading.Event()
@@ -80,7 +80,7 @@ def test_a_signal_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_handler_of_the_caller_is_asked() -> None:
-    """As that of `orders_into_a_lake`; if it does not raise, the start goes on."""
+    """Like the handler of `orders_into_a_lake`. If it does not raise, the start continues."""
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:
@@ -123,7 +123,7 @@ def test_work_that_is_not_disturbed() -> None:
 
 
 def test_in_another_thread() -> None:
-    """No signal comes there, and no handler can be set."""
+    """No signal arrives in this thread, and no handler can be set."""
     found: list[str] = []
 
     def work() -> None:

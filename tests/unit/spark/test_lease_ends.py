@@ -1,4 +1,4 @@
-"""The lease of a batch read is given back at its end, and does not hold up retention for long."""
+"""The lease of a batch read is released at its end, and delays retention only briefly."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def leases(cleaning: Cleaning, stream: str) -> list[LeaseInfo]:
 
 
 def retain(cleaning: Cleaning, stream: str) -> int:
-    """A round of retention, as the daemon does it; the log start after it."""
+    """Run a round of retention like the daemon. Returns the log start after it."""
     host = cleaning.running.broker.hosts[stream]
     now_ns = cleaning.running.broker.now_ns()
     decision = decide_retention(host.log, host.settings, now_ns)
@@ -140,7 +140,7 @@ async def test_a_plan_that_fails_holds_nothing(
 async def test_reads_one_after_the_other_let_retention_go_on(
     cleaning: Cleaning, address: str, stream: str
 ) -> None:
-    """Also when each is abandoned, so that its lease lasts into the next read."""
+    """Also if each read is abandoned, so that its lease lasts into the next read."""
     chosen = options(address, stream)
     await limit(cleaning, stream, 100)
     first = 0
@@ -172,7 +172,7 @@ async def test_a_lease_begins_where_retention_wants_the_log_to_start(
 async def test_earliest_does_not_lose_a_race_with_retention(
     cleaning: Cleaning, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at the stream and the lease the log start moves."""
+    """Retention moves the log start between the query of the stream and the lease."""
     loop = asyncio.get_running_loop()
     hold = DaemonTransport.hold
     turns = iter([100, 80])
@@ -237,7 +237,7 @@ async def test_a_lease_of_a_plain_read_that_has_ended(cleaning: Cleaning, addres
 async def test_the_same_ranges_can_be_read_again_until_compaction_changes_something(
     cleaning: Cleaning, address: str
 ) -> None:
-    """As with a second action on one DataFrame, or a stage that Spark repeats."""
+    """As for a second action on one DataFrame, or a stage that Spark repeats."""
     await compact(cleaning)
     chosen = options(address, "in")
     ranges = await planned(chosen)
@@ -255,7 +255,7 @@ async def test_the_same_ranges_can_be_read_again_until_compaction_changes_someth
 async def test_a_tombstone_that_is_removed_between_two_reads_of_a_range(
     cleaning: Cleaning, address: str
 ) -> None:
-    """Nothing beyond the end was counted, and the result would still be another one."""
+    """Compaction has processed nothing beyond the end, but the result would still change."""
     headers = b"NATS/1.0\r\nLiftlog-Key: key-1\r\nLiftlog-Tombstone: true\r\n\r\n"
     from liftlog.sequencing import MessageRun
 
@@ -296,12 +296,12 @@ async def test_parts_that_make_no_sense(
 
 @pytest.fixture
 def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise all is read before the first rows come."""
+    """Decode few rows at once. Otherwise everything is read before the first rows arrive."""
     monkeypatch.setattr(decoder, "_RUN_ROWS", 10)
 
 
 class Ahead:
-    """The clock by which the daemon judges readers that report nothing."""
+    """The clock by which the daemon ends leases of readers without reports."""
 
     def __init__(self, cleaning: Cleaning) -> None:
         self.seconds = 0.0
@@ -321,7 +321,7 @@ async def first_row(chosen: ScanOptions, wanted: ScanRange) -> None:
 
 
 async def exhaust(cleaning: Cleaning, address: str) -> None:
-    """Take all leases that reads can have."""
+    """Take all leases that reads can get."""
 
     def take() -> None:
         with connect_sync(address) as client, pytest.raises(LimitExceeded, match="for exports"):

@@ -1,4 +1,4 @@
-"""A compacted stream that is read in parts, with compaction between them."""
+"""A compacted stream that is read in parts, with compaction between the parts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ async def compact(cleaning: Cleaning) -> None:
 
 
 async def newer_values(cleaning: Cleaning) -> None:
-    """Of every key: so all that a read planned before is superseded from behind its end."""
+    """Put newer values of every key, so that records after the end supersede all records of a
+    planned read."""
     await cleaning.running.put("in", [(f"key-{n}", b"newer") for n in range(KEYS)])
 
 
@@ -84,7 +85,7 @@ async def test_the_newest_of_each_key_stays_below_the_end(
 async def test_without_the_lease_keys_would_be_missed(
     cleaning: Cleaning, options: ScanOptions
 ) -> None:
-    """So the test above can fail; and the reader is told."""
+    """This shows that the test above can fail. The reader gets an error."""
     ranges = await planned(options)
     lease_id = ranges[0].lease_id
     assert lease_id is not None
@@ -129,7 +130,8 @@ async def test_a_lease_that_ends_under_a_task_fails_it(
 async def test_what_came_before_the_lease_is_read_too(
     cleaning: Cleaning, options: ScanOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at the stream and the lease records may come, and count for compaction."""
+    """Records may arrive between the query of the stream and the lease, and count for
+    compaction."""
     from liftlog.spark.daemon_transport import DaemonTransport
 
     loop = asyncio.get_running_loop()
@@ -152,7 +154,8 @@ async def test_what_came_before_the_lease_is_read_too(
 async def test_compaction_that_is_switched_on_meanwhile(
     cleaning: Cleaning, options: ScanOptions, tmp_path: Path, transport: str, off_again: bool
 ) -> None:
-    """The read has no lease: so it is told, also where compaction is off again by then."""
+    """The read has no lease. So it gets an error, even if compaction is switched off again by
+    then."""
     await cleaning.stream("plain", RECORDS, KEYS, compaction=None)
     host = cleaning.running.broker.hosts["plain"]
     where = {"server": options.server, "path": str(host.log.directory)}[transport]

@@ -1,4 +1,4 @@
-"""With `compact` a range yields of each key the newest record, whatever the batches look like."""
+"""With `compact` a range yields the newest record of each key, for all kinds of batches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def batch_of(base: int, rows: list[tuple[Any, ...]], *, codec: str | None) -> Re
 
 @st.composite
 def ranges(draw: st.DrawFn) -> list[RecordBatch]:
-    """Batches as a transport hands them out: the outer ones may be trimmed."""
+    """Make batches in the form of a transport: the first and the last one may be trimmed."""
     base, found = 1, []
     for _ in range(draw(st.integers(0, 6))):
         rows = draw(st.lists(ROW, min_size=1, max_size=6)) * draw(st.sampled_from([1, 1, 60]))
@@ -67,7 +67,7 @@ def ranges(draw: st.DrawFn) -> list[RecordBatch]:
 
 
 def newest_records(batches: list[RecordBatch], pattern: str | None) -> list[Record]:
-    """From the pure codec, record by record."""
+    """Return the records from the pure codec, record by record."""
     everything = [
         one
         for batch in batches
@@ -137,7 +137,7 @@ def test_rows_are_handed_on_in_full_batches() -> None:
 
 
 def test_superseded_batches_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is what a compressed batch was inflated to kept until then."""
+    """The decompressed bytes of a batch are not kept until then either."""
     size = 1 << 20
     rows = [(b"a", bytes(size), b"k", b"")]
     batches = (batch_of(1 + i, rows, codec="zstd") for i in range(200))
@@ -167,7 +167,7 @@ def test_superseded_batches_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(params=["server", "path"])
 def orders(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Options for either transport to a stream of 2000 records, 40 keys, all sealed."""
+    """Return options for either transport to a stream of 2000 records with 40 keys, all sealed."""
     with ServedLogs(tmp_path / "streams", segment_max_bytes=20_000) as logs:
         stream = logs.add("orders")
         for i in range(40):

@@ -1,4 +1,4 @@
-"""Options are checked as a whole, and a mistake says what would be right."""
+"""All options are checked, and the text of an error names the right value."""
 
 from __future__ import annotations
 

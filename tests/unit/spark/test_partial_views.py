@@ -31,7 +31,7 @@ bindings: {{anonymous: [some]}}
 
 @pytest.fixture(params=[', subjects: ["orders.eu"]', ""])
 def logs(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ServedLogs]:
-    """Of the key `moved` a newer value, and of `gone` a tombstone, on another subject."""
+    """Yield logs in which `moved` has a newer value on another subject, and `gone` a tombstone."""
     with ServedLogs(tmp_path / "streams", policy=policy(request.param)) as served:
         served.add("orders", subject="orders.*")
         for subject, moved, gone in (("eu", b"old", b"old"), ("us", b"new", None)):

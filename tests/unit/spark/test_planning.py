@@ -1,4 +1,4 @@
-"""Ranges tile what is asked for, and are of about equal size."""
+"""Ranges cover the requested offsets without gaps, and have about equal sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_ranges_tile_what_was_asked_for(
 
 
 def test_sizes_count_and_not_offsets() -> None:
-    """What compaction has thinned out is not worth as many tasks."""
+    """A part from which compaction has removed many records gets fewer tasks."""
     extents = (Extent(1, 1_000_001, 1000), Extent(1_000_001, 1_000_101, 9000))
     state = StreamState("orders", "id", 1, 1, 1_000_101, extents)
     found = [(one.first_offset, one.end_offset) for one in split(state, 1, 1_000_101, 2500)]

@@ -1,4 +1,4 @@
-"""The positions of a streaming query, between runs that see the stream change."""
+"""The positions of a streaming query, between runs during which the stream changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def logs(tmp_path: Path) -> Iterator[ServedLogs]:
 
 
 def latest(logs: ServedLogs, start: dict[str, Any]) -> dict[str, Any]:
-    """Where a query that is restarted from there goes."""
+    """Return the next end of a query that is restarted from this position."""
     reader = StreamReader(parse_options({"stream": "orders", "server": logs.server}))
     try:
         end = reader.latestOffset(start, ReadAllAvailable())
@@ -37,7 +37,7 @@ def latest(logs: ServedLogs, start: dict[str, Any]) -> dict[str, Any]:
 
 
 def begin_epoch(logs: ServedLogs) -> None:
-    """As every start of a daemon does."""
+    """Begin an epoch, like every start of a daemon."""
     log = logs.broker.stream("orders").real_log
     logs.call(lambda: log.writer.begin_epoch(log.leader_epoch + 1))
 
@@ -76,20 +76,21 @@ def closing(reader: StreamReader) -> Iterator[StreamReader]:
 
 
 class Query:
-    """A query whose micro-batches a test plans and reads; Spark stores only where each one ends."""
+    """A query whose micro-batches the test plans and reads. Spark stores only the end of each."""
 
     def __init__(self, logs: ServedLogs, **options: str) -> None:
         given = {"stream": "orders", "server": logs.server, "targetPartitionBytes": "60"}
         self.options = parse_options(given | options)
 
     def plan(self, limit: ReadLimit | None = None) -> dict[str, Any]:
-        """The end of a first micro-batch."""
+        """Return the end of a first micro-batch."""
         with closing(StreamReader(self.options)) as reader:
             end = reader.latestOffset(reader.initialOffset(), limit or ReadAllAvailable())
             return dict(json.loads(json.dumps(end)))
 
     def read(self, end: dict[str, Any], start: dict[str, Any] | None = None) -> list[int]:
-        """After a restart, which asks for the initial offset again unless a batch was committed."""
+        """Read after a restart, which requests the initial offset again unless a batch was
+        committed."""
         with closing(StreamReader(self.options)) as reader:
             parts = reader.partitions(start or reader.initialOffset(), end)
             found = [rows for part in parts for rows in reader.read(part)]
@@ -116,7 +117,7 @@ def test_a_first_batch_that_was_planned_and_truncated_before_it_was_read(logs: S
     [{"startingOffset": "latest"}, {"startTimestamp": "2020-01-01T00:00:00Z"}],
 )
 def test_a_first_batch_is_the_same_after_a_restart(logs: ServedLogs, given: dict[str, str]) -> None:
-    """Though the position that was asked for is another one by then."""
+    """Even if the requested position is another offset by then."""
     query = Query(logs, **given)
     with closing(StreamReader(query.options)) as reader:
         start = reader.initialOffset()
@@ -164,7 +165,7 @@ def test_a_first_batch_without_records_is_a_position_like_any_other(logs: Served
 
 
 def test_checkpoints_that_do_not_say_where_a_batch_began(logs: ServedLogs) -> None:
-    """As they were stored so far."""
+    """In the form in which earlier versions stored them."""
     incarnation = logs.broker.stream("orders").real_log.incarnation
     start, end = ({"offset": offset, "incarnation": incarnation} for offset in (2, 4))
     assert Query(logs).read(end, start) == [2, 3]

@@ -1,4 +1,4 @@
-"""Conditions of a query narrow what is read, and never leave out a row that matches."""
+"""Conditions of a query narrow the read, and never leave out a row that matches."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def test_not_beside_compact() -> None:
 
 @pytest.fixture(params=["server", "path"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Options for either transport to a stream of 1000 records in batches of 25, a second apart."""
+    """Yield options for either transport to a stream of 1000 records in batches of 25, one second
+    apart."""
     with ServedLogs(tmp_path / "streams", segment_max_bytes=20_000) as logs:
         stream = logs.add("orders")
         for i in range(40):

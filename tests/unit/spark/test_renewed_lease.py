@@ -1,4 +1,4 @@
-"""The lease of an export, while the way to the daemon comes and goes."""
+"""The lease of an export, while the connection to the daemon is lost and restored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORT = 0.003
 
 
 class Daemon:
-    """Its clients' side: `failing` says how often it is not to be reached at first."""
+    """The daemon as its clients see it. `failing` is the number of first attempts that fail."""
 
     def __init__(self, failing: int = 0, gone: bool = False) -> None:
         self.failing = failing

@@ -1,4 +1,4 @@
-"""The same rows from the socket and from files, and what is said when they are not there."""
+"""The socket and the files give the same rows, and the errors if rows are missing."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def options(request: pytest.FixtureRequest, logs: ServedLogs) -> Options:
 
 
 def fill(logs: ServedLogs, count: int = 40, **settings: Any) -> int:
-    """`count` batches of 25 records, a second apart; all sealed. Returns the end."""
+    """Append `count` batches of 25 records, one second apart, all sealed. Returns the end."""
     stream = logs.add("orders", **settings)
     for i in range(count):
         values: list[bytes | None] = [b"%d" % i * 20] * 24 + [None]
@@ -289,7 +289,8 @@ def test_a_damaged_manifest(logs: ServedLogs) -> None:
 
 @pytest.mark.parametrize("compaction", [None, {}, {"enabled": False}])
 def test_files_that_were_rewritten_since(logs: ServedLogs, compaction: object) -> None:
-    """Of a compacted stream a newest value may have moved away; else a rewrite changes nothing."""
+    """In a compacted stream, a newest value may have moved to another place. Otherwise a rewrite
+    changes nothing."""
     end = fill(logs)
     log = logs.broker.stream("orders").real_log
     settings = {} if compaction is None else {"compaction": compaction}
@@ -350,7 +351,7 @@ def test_refusals_say_why(tmp_path: Path) -> None:
 
 
 def test_who_applies_the_subject(logs: ServedLogs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows are the same; only with filterInDaemon are few bytes sent."""
+    """The rows are the same. Only with filterInDaemon are few bytes sent."""
     fill(logs)
     sent: list[int] = []
     real = daemon_transport.together
@@ -381,7 +382,7 @@ def test_who_applies_the_subject(logs: ServedLogs, monkeypatch: pytest.MonkeyPat
 
 
 def test_files_of_which_nothing_is_sealed(logs: ServedLogs) -> None:
-    """No empty result for a stream with records."""
+    """There is an error instead of an empty result for a stream with records."""
     stream = logs.add("young")
     options = parse_options({"path": str(stream.real_log.directory)})
     assert plan(options) == []
@@ -396,7 +397,8 @@ def test_files_of_which_nothing_is_sealed(logs: ServedLogs) -> None:
 def test_parts_are_as_large_as_asked_for_whatever_the_density(
     logs: ServedLogs, options: Options
 ) -> None:
-    """Small records first, then large ones: by offsets alone one part would hold nearly all."""
+    """Small records first, then large ones: divided by offsets alone, one part would have nearly
+    all bytes."""
     logs.broker.config = LogConfig(segment_max_bytes=1 << 22, segment_max_age_ns=None)
     stream = logs.add("orders")
     for i in range(600):

@@ -20,7 +20,7 @@ from liftlog.protocol.messages import ListStreams
 
 
 class NoRoom:
-    """Has no memory for another connection."""
+    """There is no memory for another connection."""
 
     targets: tuple[()] = ()
 
@@ -32,7 +32,7 @@ class NoRoom:
 
 
 class Answering:
-    """A connection over which these errors come, and then answers."""
+    """A connection that returns these errors first, and then answers."""
 
     target = SimpleNamespace(request_timeout=5.0)
 
@@ -55,7 +55,7 @@ class Answering:
 
 
 async def taken(opener: ConnectionOpener) -> object:
-    """The connection, or the error, once the attempt has ended."""
+    """Return the connection or the error when the attempt has ended."""
     for _ in range(10_000):
         connection = await opener.take()
         if connection is not None:
