@@ -329,7 +329,8 @@ class ErasedOffsetsAnswer(Message):
     shown, more text follows. `bitmaps` are Roaring bitmaps in the portable format, whose
     bits are relative to the first offset of the part with the number at the same place in `parts`.
     `next_part` is the number to ask for next, or None at the end. `unknown` is the number of
-    records that were erased, but whose offsets the daemon does not have any more."""
+    records that were erased, but whose offsets the daemon does not have any more. `is_listed` is
+    False if the daemon's list does not have the erasure `after` of the request."""
 
     KIND: ClassVar[str] = "erasedset"
     newest: str = key("e", LABEL)
@@ -339,6 +340,7 @@ class ErasedOffsetsAnswer(Message):
     )
     next_part: int | None = key("n", uint(), default=None)
     unknown: int = key("u", uint(), default=0)
+    is_listed: bool = key("l", BOOL, default=True)
 
 
 class ProofAnswer(Message):
@@ -390,7 +392,8 @@ class ErasedOffsets(NamedTuple):
     """The offsets of all records of a stream that were erased until now. `newest` is for the
     next call: the id of the newest erasure, empty if there is none, and more text while an erasure
     runs or after it was interrupted. `unknown` is the number of erased records whose offsets
-    the daemon no longer has.
+    the daemon no longer has. `is_listed` is False if the daemon no longer has the list of the
+    earlier call, for example after the restoration of a backup: erasures may be missing.
 
     `bitmaps` maps a number to a Roaring bitmap in the portable format. A bit that is set means the
     offset 2^24 times the number, plus the position of the bit.
@@ -399,6 +402,7 @@ class ErasedOffsets(NamedTuple):
     newest: str
     bitmaps: dict[int, bytes]
     unknown: int
+    is_listed: bool = True
 
 
 class StreamExtent(NamedTuple):

@@ -115,12 +115,12 @@ class ErasureCalls(ConsumerCalls):
         bitmaps: dict[int, bytes] = {}
         part: int | None = 0
         newest: str | None = None
-        unknown = 0
+        unknown, is_listed = 0, True
         while part is not None:
             request = ListErasedOffsets(stream, after, part)
             answer = await self._call(request, ErasedOffsetsAnswer)
             bitmaps.update(zip(answer.parts, answer.bitmaps, strict=True))
             # A later erasure may miss in the first parts: the next call asks for it again.
             newest = answer.newest if newest is None else newest
-            part, unknown = answer.next_part, answer.unknown
-        return ErasedOffsets(newest or "", bitmaps, unknown)
+            part, unknown, is_listed = answer.next_part, answer.unknown, answer.is_listed
+        return ErasedOffsets(newest or "", bitmaps, unknown, is_listed)

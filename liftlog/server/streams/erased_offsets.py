@@ -30,6 +30,7 @@ class ErasedOffsetsReader:
         self._newest = ""
         self._unknown = 0
         self._shown: list[str] = []
+        self._is_listed = True
         self._chunks = ErasedSet({})
         self._steps = self._read()
 
@@ -49,7 +50,11 @@ class ErasedOffsetsReader:
         reader = ErasureReader.open(fs, directory)
         while reader.step(STEP):
             yield True
-        for some in _in_steps(reader.entries):
+        entries = reader.entries
+        erasure_id = self._after.partition(":")[0]
+        if erasure_id not in ("", _UNLISTED):
+            self._is_listed = any(one.erasure_id == erasure_id for one in entries)
+        for some in _in_steps(entries):
             self._chunks |= ErasedSet.of_all([self._offsets_of(one) for one in some])
             yield True
         if (erased := log.view.erased) is not None:
@@ -94,7 +99,9 @@ class ErasedOffsetsReader:
             parts.append(number)
             bitmaps.append(bits)
         following = left[len(parts)] if len(parts) < len(left) else None
-        return ErasedOffsetsAnswer(self._newest, parts, bitmaps, following, self._unknown)
+        return ErasedOffsetsAnswer(
+            self._newest, parts, bitmaps, following, self._unknown, self._is_listed
+        )
 
 
 def _in_steps(entries: Iterable[Erasure]) -> Iterator[list[Erasure]]:

@@ -42,11 +42,12 @@ if TYPE_CHECKING:
 class Erased:
     """The erased records of a stream. `newest` is `ErasedOffsets.newest`. `offsets` is None
     if the table lacks the rows of all erasures. `unknown` is the number of erased records whose
-    offsets the daemon does not have any more."""
+    offsets the daemon does not have any more. `is_listed` is `ErasedOffsets.is_listed`."""
 
     newest: str = ""
     offsets: ErasedSet | None = None
     unknown: int = 0
+    is_listed: bool = True
 
     def may_be_in(self, file: DataFile) -> bool:
         """Return True if a row of the file may be erased, by the bounds of its offsets."""
@@ -67,13 +68,13 @@ def erased_since(client: SyncClient, stream: str, previous: Snapshot | None) -> 
     except UnknownRequest:  # an older daemon
         return Erased(after)
     if not found.bitmaps:
-        return Erased(found.newest, unknown=found.unknown)
+        return Erased(found.newest, None, found.unknown, found.is_listed)
     # Imported here, because most streams erase nothing.
     from liftlog.log.erased import ErasedSet
     from liftlog.log.files.erased_file import parse_bitmap
 
     chunks = {number: parse_bitmap(bits) for number, bits in found.bitmaps.items()}
-    return Erased(found.newest, ErasedSet(chunks), found.unknown)
+    return Erased(found.newest, ErasedSet(chunks), found.unknown, found.is_listed)
 
 
 @dataclass(frozen=True, slots=True)

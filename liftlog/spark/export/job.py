@@ -192,6 +192,12 @@ class ExportJob:
                 "their offsets are not known any more: if an earlier run has exported them, only "
                 "--full removes their rows"
             )
+        if not found.is_listed:
+            self._warn(
+                f"the list of erasures of {self._request.stream} is older than the table, or was "
+                "lost (a backup does not have it): the table may still have rows of erased "
+                "records, which only --full removes"
+            )
         return found
 
     # --- 2 and 3: the files ---

@@ -136,6 +136,17 @@ async def test_erased_records_without_a_list(client: Client, running: Running) -
     assert offsets_of(await client.erased_offsets("s", found.newest)) == [4, 5, 9]
 
 
+async def test_a_list_that_lost_an_erasure(client: Client, running: Running) -> None:
+    """A client that knows another list has to be warned: the daemon was restored from a backup."""
+    assert (await client.erased_offsets("s", "gone")).is_listed is False
+    await client.erase("s", [(3, 5)])
+    lost = await client.erased_offsets("s", "gone:0123456789abcdef")
+    assert (offsets_of(lost), lost.is_listed) == ([3, 4], False)
+    assert (await client.erased_offsets("s", lost.newest)).is_listed
+    await client.erase("s", [(7, 8)])
+    assert (await client.erased_offsets("s", lost.newest)).is_listed
+
+
 def test_later_parts_come_in_any_case(running_log: Log) -> None:
     """A client that asks for a later part has not got all offsets yet."""
     offsets = ErasedSet.of_ranges([(CHUNK_OFFSETS, CHUNK_OFFSETS + 1)])

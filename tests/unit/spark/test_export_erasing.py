@@ -13,7 +13,7 @@ from support.spark.local_engine import LocalEngine, rows_of
 
 from liftlog.client import connect_sync
 from liftlog.log.erased import ErasedSet
-from liftlog.log.files.erasures import Erasure, append_erasure, note_done
+from liftlog.log.files.erasures import ERASURES_NAME, Erasure, append_erasure, note_done
 from liftlog.spark.export import newest
 from liftlog.spark.export.changes import Rows
 from liftlog.spark.export.erasing import Erased, without_erased
@@ -197,6 +197,18 @@ def test_an_erasure_that_is_completed_after_a_run(
     streams.run(lambda: note_done(fs, directory, "x"))
     assert export(**kind).erased_rows == 1
     assert 5 not in [row[0] for row in table(lake)]
+
+
+def test_a_daemon_that_lost_the_list_of_erasures(
+    streams: ExportedStreams, export: Export, lake: str
+) -> None:
+    streams.put("in", [Put(f"k{n}", b"%d" % n) for n in range(10)])
+    export()
+    erase(streams, 5)
+    assert not export().warnings
+    (streams.log("in").directory / ERASURES_NAME).unlink()
+    (warning,) = export().warnings
+    assert "the list of erasures of in is older than the table" in warning
 
 
 def test_the_tasks_share_the_erased_offsets(
