@@ -59,7 +59,7 @@ EXAMPLES: list[Message] = [
     a.ListErasedOffsets("orders", "0f1e", 3),
     a.RemoveErased("orders", "0f1e"),
     a.ErasuresAnswer([ErasureInfo("0f1e", 17, "ops", "why", count=5).to_wire()], 3),
-    a.ErasedOffsetsAnswer("0f1e", [0, 7], [b"bits", b"more"], 9, 17),
+    a.ErasedOffsetsAnswer("0f1e", [0, 7], [b"bits", b"more"], 9, 17, is_listed=False),
     a.ProofAnswer(5, 1, 3, 4096, [ProvenFile("x.log", False, 99, 1, 5, "odd").to_wire()]),
     a.AcquireLease("orders", "earliest", 60_000, "export"),
     a.RenewLease("orders", "1d", 60_000, 9),
