@@ -46,8 +46,9 @@ class Position(NamedTuple):
     synced: int
     """Each change up to this number is synced, and survives a power cut."""
     cursor: int
-    """All consumers with a newest change up to this number are written, too. While consumers are
-    sent as a whole, the cursor is ahead of `written`; otherwise both are equal."""
+    """If the newest change of a consumer has at most this number, the follower has written the
+    state of this consumer, too. While consumers are sent as a whole, the cursor is ahead of
+    `written`; otherwise both are equal."""
 
 
 T = TypeVar("T")
@@ -320,8 +321,8 @@ class FollowerStates:
         self, base: int, written: int, received: Iterable[Received], here: Collection[str]
     ) -> tuple[list[int], list[str]]:
         """Handle the answer to the open request. Returns the received changes to write, and the
-        consumers to delete after that. `here` are all consumers that are written at present. The
-        caller calls `written` after the writes and deletions."""
+        consumers to delete after that. `here` are all consumers whose states this node has stored.
+        After the writes and deletions, the caller calls `written`."""
         before = self.position
         if before is None or before.base != base:
             self.is_complete, self._seen, self._ahead = False, set(), {}

@@ -81,7 +81,7 @@ class Step(enum.Enum):
     TELL = "tell"
     """Report the received messages to the taker."""
     TRANSFER = "transfer"
-    """Change the record."""
+    """Make the taker the leader in the stream's metadata."""
     OVER = "over"
 
 

@@ -131,9 +131,9 @@ class Leader:
         return self._wake(now, lambda follower: follower.side_version != version)
 
     def resign(self) -> None:
-        """Commit nothing more in this epoch, even if the record still names this leader. The leader
-        must resign after a failed fdatasync: followers may have records that this log has dropped,
-        and no offset may get a second record in the same epoch."""
+        """Commit nothing more in this epoch, even if the stream's metadata still names this leader.
+        The leader must resign after a failed fdatasync: followers may have records that this log
+        has dropped, and no offset may get a second record in the same epoch."""
         self.resigned = True
 
     # --- followers ---------------------------------------------------------------

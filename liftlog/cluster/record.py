@@ -348,8 +348,8 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Register the present start in the record. The node must register before it fetches or
-    serves."""
+    """Register the present start in the stream's metadata. The node must register before it fetches
+    or serves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,9 @@ def is_outdated(epoch: int, stored: int, told: int | None) -> bool:
     """Return True if an answer from the leader of `epoch` is outdated: its side version `told` is
     lower than `stored`, a version of the same epoch that the follower has already stored.
 
-    If `stored` is from another epoch, no answer is outdated. A former leader may have sent that
-    state only to this follower. In this case the follower replaces the state by the state of this
-    leader.
-    """
+    If `stored` is from another epoch, no answer is outdated. A former leader may have sent the
+    stored state only to this follower. In this case the follower replaces the stored state by the
+    state of the present leader."""
     return told is not None and stored >> _CHANGES_BITS == epoch and told < stored
 
 

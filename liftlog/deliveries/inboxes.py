@@ -132,11 +132,10 @@ class SilentInboxes:
         """Return the statuses for inboxes whose clients seem to be idle. Call this when `due_ns` is
         reached, and earlier if anything has changed.
 
-        `acked_ns` is the time of the newest ack of any client, `held` the number of messages that
-        workers may be processing, and `waiting` are the replies of the waiting pulls. An inbox
+        `acked_ns` is the time of the newest ack of any client. `held` is the number of messages
+        that workers may be processing, and `waiting` are the replies of the waiting pulls. An inbox
         without a subscriber is forgotten: if its client connects to NATS again, the client pulls by
-        itself.
-        """
+        itself."""
         statuses: list[Status] = []
         dues: list[int] = []
         pulling = set(map(client_of, waiting))

@@ -350,7 +350,8 @@ class PendingMessages:
         self._starts = self._begins = None
 
     def _run(self, offsets: Ints) -> tuple[Block, Index] | None:
-        """Return the block of contiguous offsets, and their places in it; see `places_of_run`."""
+        """Return the block that contains these contiguous offsets, and the place of each offset in
+        the block. Returns None in the cases of `places_of_run`, and if no block contains them."""
         number = bisect_right(self._bases(), int(offsets[0])) - 1 if len(offsets) else -1
         index = self.blocks[number].places_of_run(offsets) if number >= 0 else None
         return None if index is None else (self.blocks[number], index)

@@ -75,7 +75,7 @@ class Priorities:
     ) -> tuple[Pull | None, list[Pull]]:
         """Rotate the pull that gets the next message to the front. Returns this pull, and the pulls
         that end because their pin is outdated. `pending` is the number of messages for first
-        deliveries, `held` the number of unacked messages."""
+        deliveries. `held` is the number of unacked messages."""
         ended: list[Pull] = []
         turned = 0
         while waiting and turned < len(waiting):

@@ -19,7 +19,7 @@ def left_over(reply: bytes, words: bytes, left: int, left_bytes: int) -> Status:
 
 def heartbeat(reply: bytes, sequence: int, offset: int) -> Status:
     """Return the status that is sent as a heartbeat. `sequence` is the consumer sequence of the
-    newest delivery, `offset` the newest record that was examined."""
+    newest delivery. `offset` is the newest record that was examined."""
     last = (b"Nats-Last-Consumer", sequence), (b"Nats-Last-Stream", offset)
     return Status(reply, b"100 Idle Heartbeat", last)
 

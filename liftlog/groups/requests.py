@@ -11,7 +11,7 @@ from liftlog.groups.state import GroupKey, GroupState
 
 
 class OwnedSlot(NamedTuple):
-    """A slot of a member. `since` is the generation in which it was assigned, `offset` the next
+    """A slot of a member. `since` is the generation in which it was assigned. `offset` is the next
     offset to read."""
 
     slot: int
@@ -58,8 +58,8 @@ class Join:
 class Beat:
     """A heartbeat.
 
-    `generation` is the newest generation that the member has received, `owned` the slots that it
-    reads. If the assignment has not changed, the answer may be delayed by up to `wait` seconds.
+    `generation` is the newest generation that the member has received. `owned` are the slots that
+    it reads. If the assignment has not changed, the answer may be delayed by up to `wait` seconds.
     """
 
     key: GroupKey

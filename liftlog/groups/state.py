@@ -53,11 +53,10 @@ class GroupState:
     """The state of a group. `generation` grows with every change of members or owners, but not with
     a commit.
 
-    For each slot, `owners` contains the name of the member, `since` the generation in which the
-    slot was assigned, and `offsets` the next offset to read. Offset 0 stands for the current log
-    start. `incarnation` and `epoch` of the stream come with the newest commit; they are empty and 0
-    before the first commit.
-    """
+    For each slot, `owners` contains the name of the member, `since` contains the generation in
+    which the slot was assigned, and `offsets` contains the next offset to read. Offset 0 stands for
+    the current log start. `incarnation` and `epoch` of the stream come with the newest commit; they
+    are empty and 0 before the first commit."""
 
     generation: int
     owners: tuple[str, ...]

@@ -38,7 +38,7 @@ _data_of = attrgetter("data")
 class LogEnd(NamedTuple):
     """A batch boundary in the log: its offset, and its position in the file of a segment.
 
-    `segment_base` is the base offset of the segment, `record_count` the number of its records
+    `segment_base` is the base offset of the segment. `record_count` is the number of its records
     before the boundary.
     """
 
@@ -58,7 +58,7 @@ class LogEnd(NamedTuple):
 class ActiveSegment:
     """The one writer of a segment file.
 
-    `end` is the end of the written batches, `durable` the end of the fdatasynced batches.
+    `end` is the end of the written batches. `durable` is the end of the fdatasynced batches.
     `has_leftovers` means that bytes of a failed append follow the end. `must_be_left` means that
     the next append must go to a new segment, because the page at the end of this file is unreadable
     or because a sync failed.

@@ -301,7 +301,7 @@ def _next_bit(bits: BitMap, at: int) -> int | None:
 
 
 def _end_of_run(bits: BitMap, at: int) -> int:
-    """Return the first number after `at`, which is in `bits`, that is not in them."""
+    """Return the first number above `at` that is not in `bits`. `at` itself is in `bits`."""
     low, step = at + 1, 1
     while low < CHUNK_OFFSETS and bits.contains_range(low, min(low + step, CHUNK_OFFSETS)):
         low = min(low + step, CHUNK_OFFSETS)

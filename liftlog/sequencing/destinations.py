@@ -64,9 +64,9 @@ class Destinations:
         witnesses: Iterable[str] = (),
         chosen: Iterable[str] = (">",),
     ) -> None:
-        """Set the patterns. `attached` are the subjects of streams that send acks, `witnesses` the
-        subjects of streams with `acks: off`. A destination must match one of the patterns `chosen`,
-        which the operator sets."""
+        """Set the patterns. `attached` are the subjects of streams that send acks. `witnesses` are
+        the subjects of streams with `acks: off`. A destination must match one of the patterns
+        `chosen`, which the operator sets."""
         self._chosen = tuple(chosen)
         self._attached: dict[str, list[str]] = {}
         self._witnesses: dict[str, list[str]] = {}

@@ -4,10 +4,9 @@ The last offset is defined as in JetStream: the offset of the newest existing re
 or 0 if the subject has no record. The table is in memory, has a limited size, and is built by a
 scan of the log.
 
-After a tombstone that deletes its subject, the subject has no record. The tables then store a
-negative number: minus the offset of the tombstone. If all records of a subject were erased, the
-tables store minus the offset of its last record.
-"""
+If the newest record of a subject is a tombstone that deletes the subject, the subject has no
+record. The tables then store a negative number: minus the offset of the tombstone. If all records
+of a subject were erased, the tables store minus the offset of its last record."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ class Published(NamedTuple):
 class PublishFailed(LiftlogError):
     """Raised if not every expected stream has acked the message.
 
-    `acks` has the acks that arrived, `refusals` the last refusal of each stream that refused, and
-    `missing` the names of the expected streams that may or may not have stored the message.
+    `acks` has the acks that arrived. `refusals` has the last refusal of each stream that refused.
+    `missing` has the names of the expected streams that may or may not have stored the message.
     """
 
     name: ClassVar[str] = "PUBLISH_FAILED"

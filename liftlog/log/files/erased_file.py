@@ -66,7 +66,7 @@ class ErasedEntry:
     """One listed erased file.
 
     Offsets from `next_offset` on do not count: a truncation lowers it. `count` is the number of
-    offsets in the file, `size_bytes` the size of one half.
+    offsets in the file. `size_bytes` is the size of one half.
     """
 
     first_offset: int

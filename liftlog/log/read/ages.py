@@ -46,8 +46,8 @@ def listed_times_of(
 def held_times_of(
     environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
 ) -> list[int]:
-    """Return, for each segment, the time at which this process had received all its records. The
-    result is right even if the wall clock was wrong at some time in the past."""
+    """Return, for each segment, the time at which this process had received all records of the
+    segment. The result is right even if the wall clock was wrong at some time in the past."""
     monotonic_ns = environment.clock.monotonic_ns()
     return [now_ns - _since(segment.held_since_ns, monotonic_ns) for segment in segments]
 

@@ -52,9 +52,10 @@ class Known:
         self._ahead_ns = [ahead_ns for _, ahead_ns in marks]
 
     def ahead_ns(self, offset: int) -> int:
-        """Return the difference of the record at `offset`. The sum of its timestamp and this
-        difference is the monotonic time of its arrival. Records before the first recorded
-        difference get the first difference."""
+        """Return how far the monotonic clock was ahead of the timestamp when the record at `offset`
+        arrived, in ns; negative if it was behind. The timestamp plus this difference is the
+        monotonic time of the arrival. Records before the first recorded difference get the first
+        difference."""
         return self._ahead_ns[max(0, bisect_right(self._offsets, offset) - 1)]
 
     @property

@@ -87,8 +87,8 @@ class ManyHeads(ManyBatches):
     record. The constructor and the methods raise CorruptBatch."""
 
     def __init__(self, raw: memoryview, begin: Numbers, lengths: Numbers, sizes: Numbers) -> None:
-        """Locate the columns. `begin` has the start of each head in `raw`, and `sizes` the size of
-        each head; `lengths` are the lengths of the whole batches."""
+        """Locate the columns. `begin` has the start of each head in `raw`, and `sizes` has
+        the size of each head; `lengths` are the lengths of the whole batches."""
         heads = _Heads(raw, begin, lengths)
         at = heads.positions()
         check_offsets(at)

@@ -64,7 +64,8 @@ class _Outdated(Exception):
 
 
 Result = bool | LiftlogError
-"""True if a message was deleted, False if it did not exist any more; an error."""
+"""True if the message was deleted. False if it did not exist any more. An error if the deletion
+failed."""
 
 Erase = Callable[[Request, StreamHost, Lookup, Sequence[Deletion]], Awaitable[list[Result]]]
 """Function that erases messages of one stream, and returns a result for each of them."""

@@ -246,8 +246,8 @@ class ClusterCatalog:
     async def update(
         self, host: StreamHost, settings: StreamSettings, apply: Callable[[], Awaitable[object]]
     ) -> None:
-        """Change the record first, so that no other leader returns to the old settings; then call
-        `apply`. Followers also adopt the settings."""
+        """Change the stream's metadata first, so that no other leader returns to the old settings;
+        then call `apply`. Followers also adopt the settings."""
 
         def step(record: StreamMetadata) -> StreamMetadata | None:
             return transitions.update(record, record_settings(settings, origin_of(record)))
@@ -259,7 +259,7 @@ class ClusterCatalog:
     async def truncate(
         self, host: StreamHost, offset: int, apply: Callable[[], Awaitable[int]]
     ) -> int:
-        """Change the record, then call `apply`. A change of the record cannot be undone, so the
+        """Change the stream's metadata, then call `apply`. This change cannot be undone, so the
         method first checks the truncation against the log of this node."""
         name, log = host.name, host.log
         if self._view.knows(name):

@@ -63,8 +63,8 @@ class ClusterView:
 
     def leader_of(self, record: StreamMetadata) -> str | None:
         """Return the node that leads the stream. Return None if the stream has no leader, or if the
-        leader is down. After a failure of the leader, the record still names this leader until
-        another replica has taken over."""
+        leader is down. After a failure of the leader, the stream's metadata still names this
+        leader until another replica has taken over."""
         return None if record.leader is None or self.is_down(record.leader) else record.leader
 
     def answerer(self, name: str) -> str | None:

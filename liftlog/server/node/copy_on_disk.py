@@ -103,8 +103,8 @@ class CopyOnDisk:
     # --- which records it has ---
 
     async def register(self, record: StreamMetadata) -> None:
-        """Register this start of the node in the record. The record then also states whether the
-        copy has all records that this node has confirmed."""
+        """Register this start of the node in the stream's metadata. The metadata then also states
+        whether the copy has all records that this node has confirmed."""
         log, is_whole = await self.open(record)
         member = self._node.member
 

@@ -195,7 +195,8 @@ class Replica:
             await self._node.handovers.have_look(record.leader, record)
 
     async def _follow_record(self) -> bool:
-        """Take the role in the record once. Returns True if the stream has left this node."""
+        """Take the role that the stream's metadata gives to this node, once. Returns True if the
+        stream has left this node."""
         if self._goes_over_to is not None:
             stored, self._goes_over_to = self._goes_over_to, None
             self.wake()  # then apply the record again, whatever the result is

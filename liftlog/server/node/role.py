@@ -197,8 +197,8 @@ class Role:
 
     def _ended(self, incarnation: str, epoch: int, reason: str) -> None:
         """Note that this node has stopped leading in this epoch. It will not lead in this epoch
-        again, even if the record still names it. If a stream is created again, its epochs are
-        independent of the earlier epochs."""
+        again, even if the stream's metadata still names it. If a stream is created again, its
+        epochs are independent of the earlier epochs."""
         self._resigned = (incarnation, max(self.resigned_epoch(incarnation), epoch))
         record = self._node.mirror.records[self.name]
         present = (record.incarnation, record.leader, record.leader_epoch)
@@ -214,8 +214,8 @@ class Role:
         return epoch if resigned == incarnation else 0
 
     async def _resign(self, incarnation: str, epoch: int) -> None:
-        """Resign in the record, so that another replica may lead in another epoch. Retries until
-        the store answers."""
+        """Resign in the stream's metadata, so that another replica may lead in another epoch.
+        Retries until the store answers."""
 
         def step(present: StreamMetadata) -> StreamMetadata | None:
             if (present.incarnation, present.leader_epoch) != (incarnation, epoch):
@@ -226,8 +226,8 @@ class Role:
             await self.change_until_known(step)
 
     def stop_leading(self, reason: str) -> None:
-        """Accept no more messages in this epoch, even if the record still names this node as the
-        leader."""
+        """Accept no more messages in this epoch, even if the stream's metadata still names this
+        node as the leader."""
         host = self._node.hosts.hosts.get(self.name)
         if self.led is not None and host is not None:
             host.step_down(reason)
@@ -336,8 +336,8 @@ class Role:
     # --- settings ---
 
     async def adopt_settings(self, record: StreamMetadata) -> None:
-        """Adopt settings that an operator has changed in the record, through this node or another
-        node. Also truncate the log if an administrator has set its log start."""
+        """Adopt settings that an operator has changed in the stream's metadata, through this node
+        or another node. Also truncate the log if an administrator has set its log start."""
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
             return
@@ -413,7 +413,8 @@ class Role:
     async def change_until_known(
         self, step: Callable[[StreamMetadata], StreamMetadata | None]
     ) -> StreamMetadata | None:
-        """Change the record like `Mirror.change`, and retry while the store does not answer."""
+        """Change the stream's metadata like `Mirror.change`, and retry while the store does not
+        answer."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:

@@ -61,8 +61,8 @@ class Division:
 
 
 class _Noted:
-    """The requested shares of one log and number of slots. `shares` maps each share to the time of
-    its last request, the oldest first. `division` is valid as long as no other share is
+    """The requested shares of one log, for one number of slots. `shares` maps each share to the
+    time of its last request, the oldest first. `division` is valid as long as no other share is
     requested."""
 
     __slots__ = ("division", "shares")

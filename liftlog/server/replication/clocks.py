@@ -141,6 +141,4 @@ class NodeClocks:
                 text = f"its clock is {span(abs(seconds))} {which} that of this node"
                 yield Condition.of("clock_skew", text, node)
         if reason := self.verdict().reason:
-            yield Condition.of(
-                "clock", f"no record is deleted because of its age by this node's clock: {reason}"
-            )
+            yield Condition.of("clock", f"this node deletes no records by age: {reason}")

@@ -4,13 +4,12 @@ The metadata of a stream in the store may be missing, or older than a version th
 received. The mirror then marks the stream as doubtful. A second read requires the newest state of
 the store, and confirms or clears the doubt.
 
-While a doubt is confirmed, no node leads the stream or elects a leader by the stored metadata. The
-nodes exchange the metadata that they have. If the exchanged metadata are sufficient
-(`liftlog.cluster.guard`), the newest version is stored again. This restoration may abandon a
-version that only one node has received. That node then adopts the stored version, and drops its
-copy. If the metadata are not sufficient, an operator decides, with `liftlog cluster
-restore-metadata`.
-"""
+After a doubt is confirmed, and until the metadata are restored, no node leads the stream, and no
+node elects a leader by the stored metadata. The nodes exchange the metadata that they have. If the
+exchanged metadata are sufficient (`liftlog.cluster.guard`), the newest version is stored again.
+This restoration may abandon a version that only one node has received. That node then adopts the
+stored version, and drops its copy. If the metadata are not sufficient, an operator decides, with
+`liftlog cluster restore-metadata`."""
 
 from __future__ import annotations
 

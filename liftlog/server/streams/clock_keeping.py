@@ -127,20 +127,20 @@ class ClockKeeper:
         if self.guard.unread:
             yield Condition.of(
                 "clock",
-                "no record is deleted because of its age while it cannot be read whether the "
-                f"clock stepped before this start: {self.guard.unread}",
+                "the daemon deletes no records by age, because it cannot read whether the clock "
+                f"stepped before this start: {self.guard.unread}",
             )
         elif doubt := self.guard.doubt_seconds:
-            text = f"the clock stepped ahead by {span(doubt)}; ages are judged as if it had not"
+            text = f"the clock stepped ahead by {span(doubt)}; ages are computed without this step"
             if self.at_stake:
                 text += (
-                    ". If it is wrong, to believe it would take more than a tenth of the time for "
-                    "which records are kept"
+                    ". If the clock is wrong, accepting its time would make records expire early, "
+                    "by more than a tenth of the time for which they are kept"
                 )
             yield Condition.of("clock", text, streams=self.at_stake)
         elif not self.guard.wall_clock_is_trusted():
             yield Condition.of(
-                "clock", "the clock was set; for an hour no record is deleted because of its age"
+                "clock", "the clock was set; for an hour, the daemon deletes no records by age"
             )
         for name, seconds in self._ahead.items():
             yield Condition.of("stamps_ahead", ahead_in_words(seconds), name)

@@ -105,8 +105,8 @@ def stream_conditions(
     jetstream: Callable[[StreamHost], list[str]],
 ) -> Iterator[Condition]:
     """Yield the conditions of single streams. `broken` contains the reasons why streams could not
-    be opened, and `cleaning` the failed jobs. `jetstream` returns warnings about streams of
-    JetStream that ack the same messages.
+    be opened, and `cleaning` contains the failed jobs. `jetstream` returns warnings about streams
+    of JetStream that ack the same messages.
 
     Only a stream of a newer version makes the daemon "not ready", so that a rolling downgrade stops
     before streams become unavailable. With other problems the daemon stays ready. Another daemon

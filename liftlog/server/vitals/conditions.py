@@ -212,9 +212,8 @@ KINDS: dict[str, Kind] = {
             "clock",
             Severity.WARNING,
             "The wall clock jumped, or differs from the clocks of other nodes. For an hour after "
-            "a jump, or until the clocks agree, the daemon deletes no record because of its age. "
-            "After a jump ahead, it computes ages without the jump until an operator confirms "
-            "the time.",
+            "a jump, or until the clocks agree, the daemon deletes no records by age. After a jump "
+            "ahead, it computes ages without the jump until an operator confirms the time.",
             "set the wrong clock; if the clock is right after the jump, restart with `liftlog "
             "serve --believe-clock`: `liftlog docs how-to/retention`",
         ),
@@ -223,7 +222,7 @@ KINDS: dict[str, Kind] = {
             Severity.WARNING,
             "The clock of the node differs from the clock of the daemon by more than a few "
             "seconds, so one of the clocks is wrong. If the clock of a node differs from most "
-            "clocks by a minute, the node deletes no record because of its age.",
+            "clocks by a minute, the node deletes no records by age.",
             "compare `date` on the nodes, and have a service such as chrony set their clocks",
             About.NODE,
         ),
