@@ -22,7 +22,7 @@ from liftlog.records import iter_batches
 
 pytestmark = pytest.mark.integration
 
-ROUNDS = max(rounds(3), 2)
+ROUNDS = rounds(3)
 COUNT = 3000
 SETTINGS = {
     "streams": {
@@ -100,7 +100,12 @@ def test_what_was_answered_stays_hidden() -> None:
         with connect_sync(daemon.pull_address) as client:
             client.erase("s", [(1, COUNT // 2), (COUNT // 2 + 1, COUNT // 2 + 2)])
         directory = daemon.data_dir / "streams" / "s"
-        half = set(range(1, COUNT // 2 - 300))
+        manifest = read_manifest(OsFileSystem(), directory)
+        assert manifest is not None
+        # A segment that also has later records may keep its bytes: not half of it may be erased.
+        ends = [one.next_offset for one in manifest.segments if one.next_offset <= COUNT // 2]
+        half = set(range(1, max(ends, default=1)))
+        assert half
         until(lambda: not stored_in_sealed(directory) & half)
         assert not shown(daemon) & half
 
