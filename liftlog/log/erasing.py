@@ -232,11 +232,15 @@ def _add(state: LogState, offsets: ErasedSet) -> None:
 
 def list_hidden(state: LogState) -> None:
     """Write the offsets to files that only the view has, because committed records hide them. On
-    return a start finds them hidden. Any thread may call this. Raises StorageError, DiskFull."""
+    return a start finds them hidden. If the log does not roll up any more, the manifest loses the
+    note up to which offset the files have all of them. Any thread may call this. Raises
+    StorageError, DiskFull."""
     with state.lock, storage_errors(f"listing hidden records of {state.name}"):
         view, part = state.hidden_now()
         before, reached = view.manifest, view.committed.offset
-        if not part and reached == before.rolled_up_below:
+        is_over = not state.config.rolls_up and reached == state.active.end.offset
+        below = None if is_over else reached
+        if not part and below == before.rolled_up_below:
             return
         if reached > state.active.durable.offset:
             return  # after a power cut, the records that hide the others may not exist
@@ -246,7 +250,7 @@ def list_hidden(state: LogState) -> None:
                     files.replace(chunk, view.erased.chunks[chunk])
                 else:
                     files.add(chunk, bits)
-        changes = before.with_changes(erased=files.entries, rolled_up_below=reached)
+        changes = before.with_changes(erased=files.entries, rolled_up_below=below)
         state.store(changes, settled=part)
         state.remove_erased_files(before.erased)
 

@@ -365,6 +365,8 @@ class LogState:
             view, before = self.view, self.view.manifest.rolled_up_below
             if self.config.rolls_up and not self.unlisted:
                 before = view.committed.offset
+            elif not self.unlisted and view.committed.offset >= end:
+                return None  # the log does not roll up any more
             return None if before is None else min(before, end)
 
     # --- the two ends ---

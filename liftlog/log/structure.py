@@ -261,6 +261,11 @@ class LogStructure:
         """
         return erase(self._state, wanted, chosen)
 
+    def hide(self, offsets: ErasedSet) -> None:
+        """Hide stored records that committed ones hide, while the log is being opened.
+        `list_hidden` makes this durable."""
+        self._state.move_high_watermark(self._state.view.committed, offsets)
+
     def list_hidden(self) -> None:
         """Write the offsets of records to files that committed records hide (`Log.commit_up_to`),
         and note in the manifest up to which offset the files have all of them. Durable on return.

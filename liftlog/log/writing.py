@@ -94,7 +94,7 @@ class LogWriter:
         segment = active.segment
         segment.held_since_ns, segment.is_timed = state.environment.clock.monotonic_ns(), True
         self._appended.append(end)
-        if len(self._appended) > MAX_NOTED_ENDS:
+        if len(self._appended) > MAX_NOTED_ENDS and not state.config.rolls_up:
             self._forget_ends()
 
     def _forget_ends(self) -> None:
@@ -220,9 +220,9 @@ class LogWriter:
         offset: the high watermark moves to the last end of an append at or below it, and never
         moves back. The caller decides which records are committed: on a single node the fsynced
         ones; with replicas those that all replicas in sync have, up to the durable end of this log.
-        With more than 4,096 uncommitted appends, some ends are dropped, but never the log end, and
-        the high watermark may be lower. One thread at a time calls it, also during an append or
-        sync. Raises StorageError, DiskFull without a change if `admit_early_acks` fails."""
+        With more than 4,096 uncommitted appends, a log that does not `rolls_up` drops some ends,
+        but never its end, and the high watermark may be lower. One thread at a time calls it, also
+        during an append. Raises StorageError, DiskFull unchanged if `admit_early_acks` fails."""
         state = self.state
         committed = state.view.committed
         appended = self._appended

@@ -122,3 +122,24 @@ def test_a_stream_with_erased_records_is_not_adopted(cluster: Cluster, server: N
     manifest = read_manifest(OsFileSystem(), node.data_dir / "streams" / "orders")
     assert manifest is not None
     assert not manifest.replicated
+
+
+def test_a_stream_with_unlisted_rollups_is_not_adopted(
+    cluster: Cluster, server: NatsServer
+) -> None:
+    """After a kill, only a daemon that runs alone finds what the last roll-ups have erased."""
+    node = cluster.nodes["a"]
+    membership = node.settings.pop("cluster")
+    node.start()
+    with RawNats(server.port) as raw, connect_sync(node.pull_address) as client:
+        client.create_stream("orders", subject="orders.>", jetstream={"allow_rollup_hdrs": True})
+        publish(raw, "orders.x", b"1")
+        publish(raw, "orders.x", b"2", Nats_Rollup="sub")
+        publish(raw, "orders.y", b"3")
+    node.kill()
+    node.settings["cluster"] = membership
+    node.spawn()
+    node.wait(60)
+    done = adopt(cluster)
+    assert done.exit_code != 0
+    assert "may have records that a roll-up has erased" in done.output

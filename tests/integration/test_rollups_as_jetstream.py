@@ -106,6 +106,22 @@ def test_values(sides: Sides, value: str, is_allowed: bool) -> None:
     same_state(sides)
 
 
+@pytest.mark.parametrize("bucket", [{}, {"max_msgs_per_subject": 1}])
+def test_rollups_need_purges(sides: Sides, bucket: dict[str, Any]) -> None:
+    """A stream that forbids purges cannot allow roll-ups, from the start or later."""
+    allowed, forbidden = {"allow_rollup_hdrs": True}, {"deny_purge": True}
+    body = {"name": "s", "subjects": ["s.>"]} | bucket
+    for first, second in ((allowed, forbidden), (forbidden, allowed)):
+        errors = []
+        for raw in sides:
+            one = answered(raw, "STREAM.CREATE.s", body | first | second)["error"]
+            config = answered(raw, "STREAM.CREATE.s", body | first)["config"]
+            assert "error" not in answered(raw, "STREAM.UPDATE.s", config)
+            errors.append((one, answered(raw, "STREAM.UPDATE.s", config | second)["error"]))
+            answered(raw, "STREAM.DELETE.s", {})
+        assert errors[1] == errors[0]
+
+
 def test_conditions_come_first(sides: Sides) -> None:
     create(sides)
     plain(sides, "s.a", "s.b", "s.a")

@@ -7,8 +7,8 @@
    sent.
 3. Soon afterwards, the offsets of the hidden records are written to files of erased records. The
    manifest notes the offset up to which these files are complete.
-4. After a kill or a power cut, `restore_rollups` reads the roll-ups from that offset on, and erases
-   again, before the stream is served.
+4. After a kill or a power cut, `restore_rollups` reads the roll-ups from that offset on, and hides
+   the older records again, before the stream is served.
 
 A stream that allows no roll-ups has no part in this.
 """
@@ -25,7 +25,13 @@ from typing import NamedTuple
 import numpy as np
 
 from acl.subjects import matches
-from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError, OffsetOutOfRange
+from liftlog.errors import (
+    CorruptBatch,
+    CorruptRange,
+    LiftlogError,
+    OffsetOutOfRange,
+    StorageError,
+)
 from liftlog.log import Log
 from liftlog.log.erased import ErasedSet
 from liftlog.log.segment.segment import Segment
@@ -42,6 +48,8 @@ ALL = b""
 """Stands for all subjects."""
 _HEADER = ROLLUP.encode()
 _PIECE_BYTES = 1024 * 1024
+FIRST_RECORDS = 1000
+"""Number of records that a search of a segment reads first."""
 _MOST_NAMES = 16
 """Maximum number of subjects that are searched in the subject index of a segment."""
 _PAUSE_SECONDS = 0.001
@@ -50,6 +58,8 @@ _LIST_SECONDS = 0.05
 _LIST_PAUSE = 10.0
 """Least pause before the next write of hidden offsets, as a multiple of the time of the last."""
 RETRY_SECONDS = 1.0
+_TRIES = 5
+"""Number of searches that fail at an unreadable record; the next one skips such records."""
 _MOST_KNOWN = 10_000
 
 
@@ -91,9 +101,12 @@ class Rollups:
         self._hidden = NOTHING
         """Records to hide with the next move of the high watermark."""
         self._reached = 0
+        self._defect: Exception | None = None
         self._search: asyncio.Task[None] | None = None
         self._listing: asyncio.TimerHandle | asyncio.Task[None] | None = None
         self._is_closed = False
+        if log.structure.has_unlisted:
+            self._list_soon(RETRY_SECONDS)
 
     def stored(self, group: CommitGroup) -> None:
         """Add a group with roll-ups that is stored. Call this before `hold` and `committed` of the
@@ -109,7 +122,10 @@ class Rollups:
 
     def commit_up_to(self, offset: int) -> int:
         """Move the high watermark to `offset`, or to the first group whose search has not ended.
-        Returns the high watermark. See `Log.commit_up_to`."""
+        Returns the high watermark. See `Log.commit_up_to`. Raises the error of a search that has
+        a defect."""
+        if self._defect is not None:
+            raise self._defect
         if not self._waiting and not self._hidden:
             return self._log.commit_up_to(offset)
         self._reached, hidden = offset, self._hidden
@@ -147,18 +163,24 @@ class Rollups:
             self._search = asyncio.get_running_loop().create_task(self._run_search(first))
 
     async def _run_search(self, first: Waiting) -> None:
-        """Search until it succeeds. The group is stored, so its publishers get their acks late."""
+        """Search, and repeat the search after an error. The last search skips what cannot be read,
+        so a bad sector does not stop the stream. The group is stored, so its publishers get their
+        acks late."""
         found: ErasedSet | None = None
-        while found is None and not self._is_closed:
+        tries = 0
+        while found is None and self._defect is None and not self._is_closed:
+            tries += 1
             try:
-                found = await asyncio.to_thread(_search, self._log, first)
+                found = await asyncio.to_thread(_search, self._log, first, skips=tries > _TRIES)
             except (LiftlogError, OSError) as error:
                 logger.warning("roll-up-waits stream=%s error=%s", self._log.name, error)
                 await asyncio.sleep(RETRY_SECONDS)
+            except Exception as error:  # noqa: BLE001  # `commit_up_to` raises it: the stream fails
+                self._defect = error
         self._search = None
         if self._is_closed or not self._waiting:
             return
-        if self._waiting[0] is first:
+        if found is not None and self._waiting[0] is first:
             self._found = found
         self._resolved(self._reached)
 
@@ -172,9 +194,10 @@ class Rollups:
     # --- files ---
 
     def adopt(self) -> None:
-        """Note in the manifest where roll-ups begin, if the stream has just been set to allow
-        them: so the next start does not search the whole log."""
-        if self._log.config.rolls_up and self._log.view.manifest.rolled_up_below is None:
+        """Note in the manifest where roll-ups begin or end, if the stream has just been set to
+        allow or to refuse them: so the next start does not search the whole log."""
+        is_noted = self._log.view.manifest.rolled_up_below is not None
+        if self._log.config.rolls_up is not is_noted:
             self._list_soon(_LIST_SECONDS)
 
     def _list_soon(self, seconds: float) -> None:
@@ -248,18 +271,18 @@ def _older_in(subjects: Sequence[bytes], ends: Mapping[bytes, int], base_offset:
 # --- searches; blocking ---
 
 
-def _search(log: Log, first: Waiting) -> ErasedSet:
+def _search(log: Log, first: Waiting, *, skips: bool) -> ErasedSet:
     end = first.base_offset
     if first.lasts is not None:
         end = max(first.lasts) + 1
-        if len(first.lasts) == 1 and _is_rollup(log, first.lasts[0]):
+        if len(first.lasts) == 1 and _is_rollup(log, first.lasts[0], skips=skips):
             return ErasedSet.of_ranges([(first.lasts[0], end)])  # it has erased the others itself
     ends = {subject: min(at, end) for subject, at in first.ends.items()}
-    return older_records(log, ends, first.base_offset)
+    return older_records(log, ends, first.base_offset, skips=skips)
 
 
-def _is_rollup(log: Log, offset: int) -> bool:
-    for batch in _batches(log, offset, offset + 1):
+def _is_rollup(log: Log, offset: int, *, skips: bool) -> bool:
+    for batch in _batches(log, offset, offset + 1, skips=skips):
         return len(batch) == 1 and _kind(batch.headers()[0]) in (ROLLUP_SUBJECT, ROLLUP_ALL)
     return False
 
@@ -269,14 +292,28 @@ def _kind(block: bytes) -> bytes:
 
 
 def _batches(
-    log: Log, first_offset: int, next_offset: int, piece_bytes: int = _PIECE_BYTES
+    log: Log, first_offset: int, next_offset: int, *, skips: bool
 ) -> Iterator[RecordBatch]:
-    """Yield the committed records of a range as they are stored. Skips unreadable ones: their
-    damage is reported in another way."""
+    """Yield the committed records of a range as they are stored. Leaves out damaged ones: their
+    damage is reported in another way. With `skips`, a segment that cannot be read is left out from
+    there on; otherwise raises StorageError, OSError."""
     at = first_offset
     while at < next_offset:
         try:
-            piece = log.read_stored(at, piece_bytes)
+            raw, following = _piece(log, at)
+        except (StorageError, OSError) as error:
+            if not skips:
+                raise
+            ends = [one.next_offset for one in log.view.segments if one.next_offset > at]
+            following = min([*ends, next_offset])
+            logger.error(  # noqa: TRY400  # the traceback says no more
+                "roll-up-incomplete stream=%s offset=%d next_offset=%d error=%s",
+                log.name,
+                at,
+                following,
+                error,
+            )
+            raw = b""
         except CorruptRange as damage:
             at = max(damage.next_offset, at + 1)
             continue
@@ -285,10 +322,8 @@ def _batches(
                 return
             at = log.log_start_offset
             continue
-        if piece is None:
+        if following == at:
             return
-        with piece:
-            raw, following = piece.pread(), piece.next_offset
         try:
             for batch in iter_batches(raw):
                 some = batch.trim(at, next_offset)
@@ -300,10 +335,23 @@ def _batches(
         time.sleep(_PAUSE_SECONDS)
 
 
-def older_records(log: Log, ends: Mapping[bytes, int], applied_below: int) -> ErasedSet:
+def _piece(log: Log, offset: int) -> tuple[bytes, int]:
+    """Return stored bytes from `offset` on, and the offset at which they end; `offset` itself if
+    no committed record follows."""
+    piece = log.read_stored(offset, _PIECE_BYTES)
+    if piece is None:
+        return b"", offset
+    with piece:
+        return piece.pread(), max(piece.next_offset, offset + 1)
+
+
+def older_records(
+    log: Log, ends: Mapping[bytes, int], applied_below: int, *, skips: bool = False
+) -> ErasedSet:
     """Return the committed records that roll-ups erase: for each subject those below an offset.
     Leaves out those that are erased already. The roll-ups below `applied_below` have erased what
-    they erase, so the search for a subject ends at its last one. Blocking. Raises LiftlogErrors."""
+    they erase, so the search for a subject ends at its last one. With `skips`, leaves out records
+    that cannot be read. Blocking. Raises LiftlogErrors."""
     found = ErasedSet({})
     if ALL in ends:
         wanted = ErasedSet.of_ranges([(log.log_start_offset, ends[ALL])])
@@ -317,11 +365,24 @@ def older_records(log: Log, ends: Mapping[bytes, int], applied_below: int) -> Er
         stop = min(segment.next_offset if segment.sealed else end, end)
         if not wanted_ends.has_patterns:
             first, stop = _narrowed(log, segment, left, first, stop)
-        offsets, reached = _in_range(log, wanted_ends, first, stop, applied_below)
-        found |= ErasedSet.of_offsets(np.array(offsets, np.int64))
-        left -= reached
+        for low, high in _backwards(first, stop):
+            offsets, reached = _in_range(log, wanted_ends, low, high, applied_below, skips=skips)
+            found |= ErasedSet.of_offsets(np.array(offsets, np.int64))
+            left -= reached
+            if not left and not wanted_ends.has_patterns:
+                break
     erased = log.view.erased
     return found if erased is None else found - erased
+
+
+def _backwards(first: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Divide [first, stop) into ranges, the last one first. Each is longer than the one before, so
+    a search that ends soon reads little."""
+    count = FIRST_RECORDS
+    while first < stop:
+        low = max(first, stop - count)
+        yield low, stop
+        stop, count = low, 4 * count
 
 
 def _narrowed(
@@ -343,13 +404,13 @@ def _narrowed(
 
 
 def _in_range(
-    log: Log, ends: _Ends, first: int, stop: int, applied_below: int
+    log: Log, ends: _Ends, first: int, stop: int, applied_below: int, *, skips: bool
 ) -> tuple[list[int], set[bytes]]:
     """Return the offsets of the erased records in [first, stop), and the subjects of which an older
     roll-up lies there."""
     found: dict[bytes, list[int]] = {}
     reached: set[bytes] = set()
-    for batch in _batches(log, first, stop):
+    for batch in _batches(log, first, stop, skips=skips):
         headers = batch.headers()
         for row, (subject, at) in enumerate(
             zip(batch.raw_subjects(), batch.offsets(), strict=True)
@@ -364,19 +425,26 @@ def _in_range(
 
 
 def restore_rollups(log: Log) -> None:
-    """Erase the records that the last roll-ups before a stop erase. Durable on return. Does nothing
-    if the stream allows no roll-ups, or if it was closed. Blocking. Raises LiftlogErrors."""
-    if not log.config.rolls_up:
+    """Erase the records that the last roll-ups before a stop erase, also if the stream was set to
+    refuse roll-ups soon before. Durable on return, unless the disk refuses it: the next start then
+    does the same. Records that cannot be read stay. Does nothing if the stream allows no roll-ups,
+    or if it was closed. Blocking. Raises LiftlogErrors."""
+    below = log.view.manifest.rolled_up_below
+    if not log.config.rolls_up and below is None:
         return
-    start = max(log.view.manifest.rolled_up_below or 0, log.log_start_offset)
+    start = max(below or 0, log.log_start_offset)
     ends: dict[bytes, int] = {}
-    for batch in _batches(log, start, log.high_watermark):
+    for batch in _batches(log, start, log.high_watermark, skips=True):
         for row, block in enumerate(batch.headers()):
             kind = _kind(block)
             if kind in (ROLLUP_SUBJECT, ROLLUP_ALL):
                 subject = ALL if kind == ROLLUP_ALL else batch.raw_subjects()[row]
                 ends[subject] = batch.offsets()[row]
     if ends:
-        found = log.structure.erase(older_records(log, ends, start))
-        log.structure.list_hidden()
-        logger.info("rolled-up stream=%s records=%d", log.name, len(found.offsets))
+        found = older_records(log, ends, start, skips=True)
+        log.structure.hide(found)
+        logger.info("rolled-up stream=%s records=%d", log.name, len(found))
+        try:
+            log.structure.list_hidden()
+        except LiftlogError as error:  # `Rollups` tries again
+            logger.warning("hidden-not-listed stream=%s error=%s", log.name, error)

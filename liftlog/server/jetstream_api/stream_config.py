@@ -84,7 +84,8 @@ def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
         "sealed": settings.read_only,
         "deny_delete": own.deny_delete,
         "deny_purge": own.deny_purge,
-        "allow_rollup_hdrs": own.allow_rollup_hdrs or own.max_msgs_per_subject is not None,
+        "allow_rollup_hdrs": own.allow_rollup_hdrs
+        or (own.max_msgs_per_subject is not None and not own.deny_purge),
         "consumer_limits": {},
         "allow_msg_ttl": False,
     }
@@ -186,7 +187,9 @@ class _Reader(ConfigFields):
             discard, own["max_msgs_per_subject"], no_ack=no_ack
         )
         history = own["max_msgs_per_subject"]
-        own["allow_rollup_hdrs"] = self._rollups(history, no_ack=no_ack)
+        own["allow_rollup_hdrs"] = self._rollups(
+            history, no_ack=no_ack, deny_purge=own["deny_purge"]
+        )
         if has_limits and discard == "new" and history is not None:
             self._check_bucket_limits(history, max_messages, max_age)
         settings: dict[str, Any] = {
@@ -313,9 +316,12 @@ class _Reader(ConfigFields):
             raise invalid_config(f"max_msgs_per_subject: expected at most {MAX_HISTORY}")
         return limit
 
-    def _rollups(self, history: int | None, *, no_ack: bool) -> bool:
+    def _rollups(self, history: int | None, *, no_ack: bool, deny_purge: bool) -> bool:
         """Return True if roll-ups erase records. A key-value bucket accepts them in any case."""
-        is_allowed = self._flag("allow_rollup_hdrs") and history is None
+        is_allowed = self._flag("allow_rollup_hdrs")
+        if is_allowed and deny_purge:
+            raise invalid_config("roll-ups require the purge permission")
+        is_allowed = is_allowed and history is None
         if is_allowed and no_ack:
             raise invalid_config("allow_rollup_hdrs is supported only with acks")
         if is_allowed and self._left.get("num_replicas") not in (None, 0, 1):

@@ -240,6 +240,11 @@ async def _adopt_stream(
     state = await asyncio.to_thread(log.close)
     if state is None:
         raise StorageError(f"stream {name} could not be closed: the log above has the reason")
+    if log.config.rolls_up and manifest.rolled_up_below != end > log.log_start_offset:
+        raise Conflict(
+            f"stream {name} may have records that a roll-up has erased: its daemon was killed",
+            hint="run the daemon alone and stop it; then run the command again",
+        )
     states[name] = state
     alone = loaded.settings.model_copy(update={"replicas": 1, "min_isr": 1})
     record = transitions.create(

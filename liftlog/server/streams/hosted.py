@@ -375,8 +375,7 @@ async def _drained(host: StreamHost) -> None:
 def _save_snapshots(host: StreamHost, stepped_ns: int) -> None:
     try:
         write_dedupe_snapshot(host.log, host.sequencer.dedupe, stepped_ns=stepped_ns)
-        if host.log.config.rolls_up:
-            host.log.structure.list_hidden()
+        host.log.structure.list_hidden()
         host.subjects.save()
     except (OSError, StorageError) as error:
         logger.warning("snapshot-failed stream=%s error=%s", host.name, error)

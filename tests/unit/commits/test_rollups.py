@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from support.daemons.local_broker import Running
 
 from liftlog.errors import StorageError
-from liftlog.log import Log
+from liftlog.log import Log, writing
 from liftlog.records.decode import iter_batches
 from liftlog.sequencing import MessageRun
 from liftlog.server.commits import rollups
@@ -125,7 +126,7 @@ async def test_a_start_reads_only_the_end(tmp_path: Path, monkeypatch: pytest.Mo
     await running.broker.close()
     running = Running(tmp_path)
     searched: list[Any] = []
-    monkeypatch.setattr(rollups, "older_records", lambda *some: searched.append(some))
+    monkeypatch.setattr(rollups, "older_records", lambda *some, **_: searched.append(some))
     host = await started(running)
     assert left(host.log) == [6]
     assert host.log.view.manifest.rolled_up_below == 7
@@ -143,9 +144,9 @@ async def test_the_older_records_and_the_new_one_change_at_once(
     await put(host, A, A, B)
     may_end, search = threading.Event(), rollups.older_records
 
-    def held(*arguments: Any) -> Any:
+    def held(*arguments: Any, **options: Any) -> Any:
         assert may_end.wait(20)
-        return search(*arguments)
+        return search(*arguments, **options)
 
     monkeypatch.setattr(rollups, "older_records", held)
     receive(host, (b"s.a", SUB))
@@ -171,11 +172,11 @@ async def test_a_search_is_repeated_after_an_error(
     await put(host, A, A)
     calls, search = list[int](), rollups.older_records
 
-    def failing(*arguments: Any) -> Any:
+    def failing(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) < 3:
             raise StorageError("on purpose")
-        return search(*arguments)
+        return search(*arguments, **options)
 
     monkeypatch.setattr(rollups, "older_records", failing)
     monkeypatch.setattr(rollups, "RETRY_SECONDS", 0.01)
@@ -258,4 +259,162 @@ async def test_each_durability(tmp_path: Path, durability: str) -> None:
     killed(running)
     running = Running(tmp_path)
     assert left((await started(running)).log) == [2, 6, 8]
+    await running.broker.close()
+
+
+async def test_many_appends_before_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The high watermark stops exactly at a roll-up, also after more appends than a log without
+    roll-ups keeps the ends of."""
+    monkeypatch.setattr(writing, "MAX_NOTED_ENDS", 4)
+    running = Running(tmp_path)
+    broker = await running.start()
+    interval = {"durability": "interval", "flush": {"interval": "300ms"}}
+    await broker.create_stream("s", SETTINGS | interval)
+    host = broker.hosts["s"]
+    for _ in range(2):
+        for message in [*[A] * 5, (b"s.a", SUB), *[B] * 4]:
+            await put(host, message)
+    async with asyncio.timeout(20):
+        while host.log.high_watermark < 21:
+            await asyncio.sleep(0.01)
+    assert left(host.log) == [7, 8, 9, 10, 16, 17, 18, 19, 20]
+    await running.broker.close()
+
+
+async def switch(host: StreamHost, *, allows: bool) -> None:
+    assert host.settings.jetstream is not None
+    own = host.settings.jetstream.model_copy(update={"allow_rollup_hdrs": allows})
+    settings = host.settings.model_copy(update={"jetstream": own})
+    metadata = {"settings": stored_form(settings), "origin": "api"}
+    await host.run_exclusive(
+        lambda: host.log.structure.set_metadata(metadata), lambda: host.adopt(settings)
+    )
+
+
+@pytest.mark.parametrize("allows_again", [False, True])
+async def test_a_kill_after_rollups_were_forbidden(tmp_path: Path, allows_again: bool) -> None:
+    """What a roll-up has erased stays erased, although the stream has no roll-ups any more. Later
+    headers have no effect, and later starts do not search for them."""
+    running = Running(tmp_path)
+    host = await started(running)
+    await put(host, A, B, A)
+    host.log.structure.list_hidden()
+    await put(host, (b"s.a", SUB))
+    await switch(host, allows=False)
+    assert left(host.log) == [2, 4]
+    if allows_again:
+        await switch(host, allows=True)
+    killed(running)
+    running = Running(tmp_path)
+    host = await started(running)
+    assert host.log.config.rolls_up is allows_again
+    assert left(host.log) == [2, 4]
+    assert (host.log.view.manifest.rolled_up_below is not None) is allows_again
+    await put(host, A, (b"s.a", SUB))
+    assert left(host.log) == ([2, 6] if allows_again else [2, 4, 5])
+    await running.broker.close()
+
+
+async def test_the_note_of_a_stream_that_forbids_rollups_is_removed(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    host = await started(running)
+    await put(host, A, (b"s.a", SUB))
+    await switch(host, allows=False)
+    async with asyncio.timeout(20):
+        while host.log.view.manifest.rolled_up_below is not None:
+            await asyncio.sleep(0.01)
+    assert left(host.log) == [2]
+    await running.broker.close()
+
+
+async def test_a_start_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is served, and the offsets are listed as soon as the disk has space."""
+    monkeypatch.setattr(rollups, "RETRY_SECONDS", 0.01)
+    running = Running(tmp_path)
+    host = await started(running)
+    await put(host, A, B, A)
+    await put(host, (b"s.a", SUB))
+    killed(running)
+    running = Running(tmp_path)
+    running.fs.failing["open"], running.fs.error_number = ".erased", errno.ENOSPC
+    host = await started(running)
+    assert left(host.log) == [2, 4]
+    assert host.log.structure.has_unlisted
+    running.fs.failing.clear()
+    async with asyncio.timeout(20):
+        while host.log.structure.has_unlisted:
+            await asyncio.sleep(0.01)
+    killed(running)
+    running = Running(tmp_path)
+    assert left((await started(running)).log) == [2, 4]
+    await running.broker.close()
+
+
+async def test_an_unreadable_segment_does_not_stop_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some failures, the search leaves out what cannot be read, so the stream goes on."""
+    running = Running(tmp_path)
+    host = await started(running)
+    await put(host, A, A)
+    await host.run_exclusive(host.log.leave_active_segment)
+    await put(host, A)
+    bad, read = host.log.segments[0].next_offset, host.log.read_stored
+    calls = list[int]()
+
+    def failing(offset: int, max_bytes: int) -> Any:
+        if offset < bad:
+            calls.append(offset)
+            raise StorageError("a bad sector")
+        return read(offset, max_bytes)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rollups, "RETRY_SECONDS", 0.01)
+        patched.setattr(host.log, "read_stored", failing)
+        async with asyncio.timeout(20):
+            await put(host, (b"s.a", SUB))
+        assert len(calls) == 6
+    assert left(host.log) == [1, 2, 4]
+    await running.broker.close()
+
+
+async def test_a_defect_of_a_search_fails_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publishers get an answer, and do not wait for ever."""
+    running = Running(tmp_path)
+    host = await started(running)
+    await put(host, A)
+
+    def defective(*_: Any, **__: Any) -> Any:
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr(rollups, "older_records", defective)
+    async with asyncio.timeout(20):
+        await put(host, (b"s.a", SUB))
+    assert "on purpose" in host.failure
+    assert left(host.log) == [1]
+    await running.broker.close()
+
+
+async def test_a_search_reads_backwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search reads little of a segment if the last roll-up is near, and all of it otherwise."""
+    monkeypatch.setattr(rollups, "FIRST_RECORDS", 2)
+    running = Running(tmp_path)
+    host = await started(running)
+    await put(host, A, *[B] * 50)
+    await put(host, (b"s.a", SUB))
+    await put(host, A, B, C)
+    end, read = host.log.high_watermark, host.log.read_stored
+    reads = list[int]()
+
+    def noted(offset: int, max_bytes: int) -> Any:
+        reads.append(offset)
+        return read(offset, max_bytes)
+
+    monkeypatch.setattr(host.log, "read_stored", noted)
+    assert rollups.older_records(host.log, {b"s.a": end}, end).ranges() == [(52, 54)]
+    assert min(reads) > 40
+    found = rollups.older_records(host.log, {b"s.b": end, b"s.c": end}, end)
+    assert found.ranges() == [(2, 52), (54, 56)]
     await running.broker.close()
