@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from liftlog.sequencing.dedupe import Marks
 
 
@@ -92,6 +95,8 @@ class SubjectSequences:
         `_committed` to keep its order, and the offset of the last record that is left."""
         self._erased: set[bytes] = set()
         """Subjects whose last record was erased since the last scan began."""
+        self._erased_below = 0
+        """All records below this offset were erased; the table has none of them."""
 
     def __len__(self) -> int:
         return len(self._committed)
@@ -244,21 +249,37 @@ class SubjectSequences:
             self._deleted += 1
         return True
 
-    def erased_whole(self, is_erased: Callable[[int], bool]) -> None:
-        """Note that subjects were erased as a whole: those whose last committed record is
-        erased."""
-        for mark, stored in self._committed.items():
-            left = self._last_left(mark)
-            if left is not None and left > 0 and is_erased(left):
-                self._older.pop(mark, None)
-                self._erased.add(mark)
-                self._committed[mark] = -stored
-                self._deleted += 1
+    def erased_whole(self, which: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> None:
+        """Note that subjects were erased as a whole: those whose last committed record is erased.
+        `which` returns True for each erased offset of an array. Calls it with whole columns,
+        because a table can have millions of subjects."""
+        table, older = self._committed, self._older
+        left = np.array([one for _, one in older.values()], np.int64)
+        found = [mark for mark, one in zip(older, which(left).tolist(), strict=True) if one]
+        stored = np.fromiter(table.values(), np.int64, len(table))
+        rows = np.flatnonzero((stored > 0) & which(stored)).tolist()
+        if rows:
+            marks = list(table)
+            found += [marks[row] for row in rows if marks[row] not in older]
+        for mark in found:
+            older.pop(mark, None)
+            table[mark] = -table[mark]
+        self._erased.update(found)
+        self._deleted += len(found)
 
-    def complete_from(self, offset: int) -> None:
-        """Note that no record below `offset` exists. Does nothing if records from there on are not
-        in the table."""
-        if offset >= self.known_from:
+    def erased_below(self, offset: int) -> None:
+        """Note that all records below `offset` were erased."""
+        for mark, (stored, left) in list(self._older.items()):
+            if left < offset:
+                del self._older[mark]
+                self._committed[mark] = -stored
+        items = reversed(self._committed.items())
+        newer = list(takewhile(lambda item: abs(item[1]) >= offset, items))
+        self._committed = dict(reversed(newer))
+        self._deleted = sum(one < 0 for one in self._committed.values())
+        self._erased &= self._committed.keys()
+        self._erased_below = max(self._erased_below, offset)
+        if max(self.known_from, self._unknown_below) <= offset:  # all later records are here
             self._unknown_below = 0
             self.needs_scan = False
 
@@ -275,6 +296,8 @@ class SubjectSequences:
         if scan.end < self.known_from:
             return False
         found, mine = scan.last, self._committed
+        if found and abs(next(iter(found.values()))) < self._erased_below:
+            found = {mark: at for mark, at in found.items() if abs(at) >= self._erased_below}
         newer = list(takewhile(lambda item: abs(item[1]) >= scan.end, reversed(mine.items())))
         for mark, offset in reversed(newer):
             found.pop(mark, None)

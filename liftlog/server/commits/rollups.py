@@ -152,11 +152,13 @@ class Rollups:
     def _correct_table(self, ends: Mapping[bytes, int], hidden: ErasedSet) -> None:
         """Correct the table of last offsets if records of other subjects are erased."""
         table = self._sequencer.subjects
-        if table is None or not any(map(_selects_many, ends)):
+        if table is None or not hidden:
             return
-        table.erased_whole(lambda offset: hidden.count_in(offset, offset + 1) > 0)
         if ALL in ends:
-            table.complete_from(ends[ALL])
+            table.erased_below(ends[ALL])
+        if any(one != ALL and _selects_many(one) for one in ends):
+            gone = hidden.offsets_in(0, hidden.end_offset)
+            table.erased_whole(lambda offsets: np.isin(offsets, gone))
 
     def _begin_search(self, first: Waiting) -> None:
         if self._search is None and not self._is_closed:
@@ -210,9 +212,11 @@ class Rollups:
 
     async def _list(self) -> None:
         began, pause = time.monotonic(), RETRY_SECONDS
+        manifest = self._log.view.manifest
         try:
             await asyncio.to_thread(self._log.structure.list_hidden)
-            pause = _LIST_PAUSE * (time.monotonic() - began)
+            if self._log.view.manifest is not manifest:  # else it waits for a sync
+                pause = _LIST_PAUSE * (time.monotonic() - began)
         except LiftlogError as error:
             logger.warning("hidden-not-listed stream=%s error=%s", self._log.name, error)
         self._listing = None
