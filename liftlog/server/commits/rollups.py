@@ -415,10 +415,11 @@ def _in_range(
     found: dict[bytes, list[int]] = {}
     reached: set[bytes] = set()
     for batch in _batches(log, first, stop, skips=skips):
+        subjects = batch.raw_subjects()
+        if not ends.has_patterns and ends.literals.keys().isdisjoint(subjects):
+            continue
         headers = batch.headers()
-        for row, (subject, at) in enumerate(
-            zip(batch.raw_subjects(), batch.offsets(), strict=True)
-        ):
+        for row, (subject, at) in enumerate(zip(subjects, batch.offsets(), strict=True)):
             if at >= ends.of(subject):
                 continue
             if at < applied_below and _kind(headers[row]) in (ROLLUP_SUBJECT, ROLLUP_ALL):
