@@ -118,13 +118,23 @@ class Lookup:
                 break  # an older record of the subject may be the last one now
             if found is not None or known == self._known_last(pattern):
                 return found
-        offset = await self.last_left(pattern, self._log.high_watermark)
-        return await self.stored(offset) if offset else None
+        start, view = self._shown.first_offset, self._log.view
+        while True:
+            end, erased = view.committed.offset, view.erased_total
+            offset = await self.last_left(pattern, end, start)
+            found = await self.stored(offset) if offset else None
+            view = self._log.view
+            if found is not None or view.erased_total == erased:
+                return found
+            # A roll-up that was committed during the search may have replaced the record. If no
+            # record was found, only such a roll-up can be the last record now.
+            start = self._shown.first_offset if offset else end
 
-    async def last_left(self, pattern: str, end: int) -> int:
-        """Search the last record below `end` on the subjects of a pattern, and return its offset; 0
-        if there is none."""
-        walk = Backward(self._log, Span(self._shown.first_offset, end), self._selection((pattern,)))
+    async def last_left(self, pattern: str, end: int, start: int | None = None) -> int:
+        """Search the last record in [start, end) on the subjects of a pattern, by default from the
+        first one that is shown, and return its offset; 0 if there is none."""
+        start = self._shown.first_offset if start is None else start
+        walk = Backward(self._log, Span(start, end), self._selection((pattern,)))
         deleted: set[str] = set()
         while not walk.at_end:
             for item in await self._step(walk.step, 1):
