@@ -89,7 +89,8 @@ def test_a_million_records(daemon: Daemon, server: NatsServer, window: NewWindow
 
 def _search_a_million(daemon: Daemon, page: Page) -> None:
     """The first hits cost little, wherever the search begins; a search for what is not there shows
-    how far it is, ends, and can be stopped."""
+    how far it is, ends, and can be stopped. The bound is twice what a busy machine needs: with all
+    processors busy, the same work takes up to twice the processor time."""
     for question in ("value=VALUE", "value=^v.*e$&kind=regex", "value=value&order=oldest"):
         before = daemon.cpu_seconds
         page.goto(f"/ui/streams/large/records?limit=25&{question}")
@@ -98,7 +99,7 @@ def _search_a_million(daemon: Daemon, page: Page) -> None:
         # A page of a slow machine continues its search, by whole pages.
         expect(rows.nth(24)).to_be_visible(timeout=60_000)
         assert rows.count() < 2 * 25
-        assert daemon.cpu_seconds - before < 6, question
+        assert daemon.cpu_seconds - before < 12, question
     page.goto("/ui/streams/large/records?value=absent.*&kind=regex")
     expect(page.get_by_text("No records match.")).to_be_visible()
 
