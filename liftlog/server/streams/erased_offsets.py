@@ -1,5 +1,8 @@
-"""Collects the offsets of all records of a stream that were erased, also of those whose bytes are
-gone, so that copies outside the stream can remove them, too. Blocking."""
+"""Collects the offsets of all records of a stream that were erased by a request, also of those
+whose bytes are gone, so that copies outside the stream can remove them, too. Blocking.
+
+Records that a roll-up has erased are left out: they are superseded, and a copy may keep them.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ class ErasedOffsetsReader:
         self._shown: list[str] = []
         self._is_listed = True
         self._chunks = ErasedSet({})
+        self._erased = log.view.erased or ErasedSet({})
         self._steps = self._read()
 
     def step(self) -> bool:
@@ -43,7 +47,7 @@ class ErasedOffsetsReader:
         log = self._log
         fs, directory = log.environment.fs, log.directory
         self._newest = newest_erasure(fs, directory)
-        if not self._newest and log.view.erased is not None:
+        if not self._newest and self._erased and not log.config.rolls_up:
             self._newest = _UNLISTED
         if self._is_known():
             return
@@ -57,8 +61,8 @@ class ErasedOffsetsReader:
         for some in _in_steps(entries):
             self._chunks |= ErasedSet.of_all([self._offsets_of(one) for one in some])
             yield True
-        if (erased := log.view.erased) is not None:
-            self._chunks |= ErasedSet.of_all([erased])
+        if not log.config.rolls_up:  # the list may be new, as after the restoration of a backup
+            self._chunks |= ErasedSet.of_all([self._erased])
         if self._shown:
             # Their records may be hidden later, without another entry in the list.
             self._newest += f":{hashlib.sha256(' '.join(self._shown).encode()).hexdigest()[:16]}"
@@ -71,14 +75,15 @@ class ErasedOffsetsReader:
 
     def _offsets_of(self, one: Erasure) -> ErasedSet:
         """Return the offsets of an erasure whose records are hidden. An entry without offsets may
-        stand for many erasures, so its ranges count only if every record of them was erased."""
+        stand for many erasures. Its ranges count as a whole only if every record of them was
+        erased; otherwise only those of their records count whose bytes are still there."""
         if one.offsets:
             offsets = ErasedSet.from_plain([pair for pair in one.offsets if pair[0] >= self._part])
         elif one.count == sum([end - first for first, end in one.ranges]):
             offsets = ErasedSet.of_ranges(one.ranges)
         else:
-            self._unknown += one.count
-            return ErasedSet({})
+            offsets = self._erased & ErasedSet.of_ranges(one.ranges)
+            self._unknown += max(one.count - len(offsets), 0)
         if not one.done:  # it runs, was interrupted or has failed: readers may still get records
             shown = self._log.structure.select(offsets).selection.offsets
             if shown:

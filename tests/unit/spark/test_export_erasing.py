@@ -133,6 +133,22 @@ def test_records_that_are_erased_during_a_run(
     assert [row[0] for row in table(lake)] == [1, 2, 3, 4, 6, 7, 8, 9, 10]
 
 
+def test_rows_of_rolled_up_records_stay(streams: ExportedStreams, lake: str) -> None:
+    """They were superseded, and not erased by a request."""
+    own = {"allow_rollup_hdrs": True}
+    streams.create("rolled", jetstream=own, compaction=None, subject="rolled")
+    export = Export(streams, "rolled", lake, mode="append")
+    streams.put("rolled", [Put(None, b"1"), Put(None, b"2"), Put(None, SECRET)])
+    export()
+    streams.put("rolled", [Put(None, b"3", b"Nats-Rollup: sub\r\n")])
+    assert streams.log("rolled").view.hides(1)
+    assert export().erased_rows == 0
+    assert len(table(lake)) == 4
+    erase(streams, 4, name="rolled")
+    assert export().erased_rows == 1
+    assert [row[2] for row in table(lake)] == [b"1", b"2", SECRET]
+
+
 def test_a_full_run_needs_no_list(streams: ExportedStreams, export: Export, lake: str) -> None:
     streams.put("in", [Put(f"k{n}", b"%d" % n) for n in range(10)])
     export()
