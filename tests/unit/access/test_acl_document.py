@@ -50,7 +50,9 @@ def test_the_operations_and_their_requests() -> None:
         "consumerstates",
     }  # fmt: skip
     assert described == declared
-    rest = next(one for one in section("Operations").split("\n\n") if one.startswith("`list`"))
+    rest = next(
+        one for one in section("Operations").split("\n\n") if "`list`" in one and "|" not in one
+    )
     assert set(re.findall(r"`([a-z]+)`", rest)) & set(REQUESTS) == free | {"ping", "cancel"}
 
 
