@@ -441,7 +441,7 @@ def test_what_the_start_of_the_daemon_imports() -> None:
     assert not NOT_OF_THE_DAEMON & set(files)
     late = ("liftlog.server.web.", "liftlog.server.metrics.", "liftlog.server.jetstream_api.")
     assert not {name for name in files if name.startswith(late)}
-    assert len(files) < 870, "there were 850; what came in?"
+    assert len(files) < 885, "there were 873 with Python 3.13; what came in?"
 
 
 def test_the_http_port_reads_no_certificates_and_gives_nats_its_aiohttp() -> None:
@@ -464,7 +464,7 @@ def test_what_the_client_imports() -> None:
     assert len(modules_after("import liftlog.client")) < 120, "there were 101"
     blocking = modules_after("from liftlog.client import connect_sync, SyncClient")
     assert not blocking & {"asyncio", "ssl", "crc32c", "envelope", "acl", "liftlog.client.aio"}
-    assert len(blocking) < 200, "there were 188; what came in?"
+    assert len(blocking) < 205, "there were 200 with Python 3.13; what came in?"
     both = modules_after("from liftlog.client import connect, Client")
     assert "liftlog.client.blocking" not in both
     assert not both & {"crc32c", "envelope", "acl"}
