@@ -56,7 +56,7 @@ principals:
   victim: {{token_hash: "{hash_token(_SECRETS[1])}"}}
 roles:
   most:
-  - allow: [create, delete, read, commit, admin, work, replicate]
+  - allow: [create, delete, read, commit, admin, erase, work, replicate]
     streams: ["*", _offsets]
     attach: [">"]
   own: [{{allow: [read], streams: [victim]}}]
