@@ -243,8 +243,8 @@ def test_the_tasks_share_the_erased_offsets(
 
     snapshot = newest(lake)
     rows = Rows(list(snapshot.files), [])
-    work = PackWork(open_store(lake).uri, "_runs/work", snapshot.columns)
-    open_store(lake).make_directory("_runs/work/staged")
+    work = PackWork(open_store(lake).uri, "_runs/one", snapshot.columns)
+    open_store(lake).make_directory("_runs/one/staged")
     after, count = without_erased(Sizes(), lambda *_: None, work, rows, erased)
     assert sizes, "there are files with erased rows"
     assert max(sizes) < 4096
