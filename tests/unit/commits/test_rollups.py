@@ -293,7 +293,7 @@ async def switch(host: StreamHost, *, allows: bool) -> None:
 
 @pytest.mark.parametrize("allows_again", [False, True])
 async def test_a_kill_after_rollups_were_forbidden(tmp_path: Path, allows_again: bool) -> None:
-    """What a roll-up has erased stays erased, although the stream has no roll-ups any more. Later
+    """Erased records stay erased after the stream has stopped to allow roll-ups. Later
     headers have no effect, and later starts do not search for them."""
     running = Running(tmp_path)
     host = await started(running)
